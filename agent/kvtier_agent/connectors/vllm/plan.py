@@ -1,0 +1,173 @@
+"""What to load and what to save in one scheduler step, without vLLM.
+
+vLLM thinks in blocks (16-128 tokens), kvtier in pages (a multiple of that). The scheduler side
+of the connector follows each request's blocks and says, per step, which pages the worker is to
+copy in before the forward pass and which pages are complete after it:
+
+    tokens   0        P        2P       3P
+    pages    |---0----|---1----|---2----|-- (partial: never saved)
+    blocks   |b0 b1 b2|b3 b4 b5|b6 b7 b8|b9
+                       ^ local prefix cache ends inside page 1: page 1 is loaded, but only
+                         blocks b4, b5 are written - b3 may be in use by another request
+
+The rules that keep this right:
+
+- Only whole pages, and never the whole prompt: vLLM must compute at least one token itself.
+- A page is saved once its last token's KV is computed in this step, and only once per request.
+- Keys come from vLLM's own block hashes (sha256 over tokens, LoRA, multimodal data, salt),
+  chained over pages under a root that names model, dtype, layout and instruction set.
+- A preempted request starts over: its block list is replaced, its saved pages stay saved.
+- When a load failed, what the step computed behind it rests on wrong KV: the worker saves none of
+  it, and the planner offers those pages again once vLLM has recomputed them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+KeyChain = Callable[[bytes, bytes], bytes]
+"""(parent page key, digest of the page's last block) -> page key."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadPages:
+    """Pages to copy into blocks before the forward pass.
+
+    keys: one 16-byte key per page, in prefix order, from page `first_page` on.
+    block_ids: the blocks of these pages, `blocks_per_page` for each, in order.
+    skip_blocks: that many leading blocks hold computed KV already and must not be written.
+    """
+
+    request_id: str
+    keys: tuple[bytes, ...]
+    first_page: int
+    block_ids: tuple[int, ...]
+    skip_blocks: int
+
+
+@dataclass(frozen=True, slots=True)
+class SavePages:
+    """Pages complete after this step's forward pass; fields as in `LoadPages`."""
+
+    request_id: str
+    keys: tuple[bytes, ...]
+    first_page: int
+    block_ids: tuple[int, ...]
+
+
+@dataclass(slots=True)
+class _Tracked:
+    hashes: Sequence[bytes]
+    keys: list[bytes] = field(default_factory=list)
+    block_ids: list[int] = field(default_factory=list)
+    saved_pages: int = 0
+    load_first_block: int = 0
+    load_end_page: int = 0
+
+
+class RequestPlanner:
+    """Follows the requests of one scheduler. Not thread-safe: it lives on the scheduler's thread.
+
+    root: key that the first page's key is chained to (fingerprint of model and layout).
+    block_tokens, page_tokens: tokens per block and per page; page_tokens is a multiple.
+    chain: how a page key follows from its parent's key and its last block's hash.
+
+    Raises ValueError when page_tokens is no multiple of block_tokens.
+    """
+
+    def __init__(self, root: bytes, block_tokens: int, page_tokens: int, chain: KeyChain) -> None:
+        if page_tokens % block_tokens:
+            raise ValueError(
+                f"pages of {page_tokens} tokens do not fit vLLM blocks of {block_tokens} tokens: "
+                f"set kvtier.page_tokens to a multiple of {block_tokens}"
+            )
+        self._root = root
+        self._block_tokens = block_tokens
+        self._blocks_per_page = page_tokens // block_tokens
+        self._page_tokens = page_tokens
+        self._chain = chain
+        self._requests: dict[str, _Tracked] = {}
+
+    @property
+    def blocks_per_page(self) -> int:
+        return self._blocks_per_page
+
+    def track(self, request_id: str, block_hashes: Sequence[bytes]) -> None:
+        """Begin to follow a request. `block_hashes` is its live list: it grows with the output."""
+        if request_id not in self._requests:
+            self._requests[request_id] = _Tracked(block_hashes)
+
+    def forget(self, request_id: str) -> None:
+        self._requests.pop(request_id, None)
+
+    def keys(self, request_id: str, tokens: int) -> list[bytes]:
+        """Keys of the request's whole pages within its first `tokens` tokens."""
+        request = self._requests[request_id]
+        pages = min(tokens // self._page_tokens, len(request.hashes) // self._blocks_per_page)
+        while len(request.keys) < pages:
+            last_block = (len(request.keys) + 1) * self._blocks_per_page - 1
+            parent = request.keys[-1] if request.keys else self._root
+            request.keys.append(self._chain(parent, bytes(request.hashes[last_block])))
+        return request.keys[:pages]
+
+    def loadable_keys(self, request_id: str, prompt_tokens: int) -> list[bytes]:
+        """Keys that may be loaded for a prompt: at least one token is left to compute."""
+        return self.keys(request_id, prompt_tokens - 1)
+
+    def external_tokens(self, hit_pages: int, computed_tokens: int) -> int:
+        """Tokens that `hit_pages` cached pages add to `computed_tokens` of vLLM's own."""
+        return max(0, hit_pages * self._page_tokens - computed_tokens)
+
+    def allocated(self, request_id: str, computed_tokens: int, external_tokens: int) -> None:
+        """vLLM has given blocks for `external_tokens` after `computed_tokens` of its own."""
+        request = self._requests[request_id]
+        request.load_first_block = computed_tokens // self._block_tokens
+        request.load_end_page = (computed_tokens + external_tokens) // self._page_tokens
+
+    def blocks_replaced(self, request_id: str, block_ids: Sequence[int]) -> None:
+        """The request is scheduled for the first time, or again after a preemption."""
+        self._requests[request_id].block_ids = list(block_ids)
+
+    def blocks_appended(self, request_id: str, block_ids: Sequence[int]) -> None:
+        self._requests[request_id].block_ids.extend(block_ids)
+
+    def load_failed(self, bad_block_ids: set[int]) -> None:
+        """Blocks could not be filled: their requests' pages are to be offered for saving again."""
+        for request in self._requests.values():
+            if not bad_block_ids.isdisjoint(request.block_ids):
+                request.saved_pages = 0
+
+    def step(self, request_id: str, tokens_after: int) -> tuple[LoadPages | None, SavePages | None]:
+        """The pages to load before and to save after a step that ends with `tokens_after` computed."""
+        request = self._requests[request_id]
+        load = self._take_load(request_id, request)
+        keys = self.keys(request_id, tokens_after)
+        first = request.saved_pages
+        if load is not None:  # what came from the cache need not go back there
+            first = max(first, load.first_page + len(load.keys))
+        if len(keys) <= first:
+            return load, None
+        request.saved_pages = len(keys)
+        save = SavePages(
+            request_id, tuple(keys[first:]), first, self._blocks(request, first, len(keys))
+        )
+        return load, save
+
+    def _take_load(self, request_id: str, request: _Tracked) -> LoadPages | None:
+        if request.load_end_page == 0:
+            return None
+        first_page = request.load_first_block // self._blocks_per_page
+        load = LoadPages(
+            request_id,
+            tuple(request.keys[first_page : request.load_end_page]),
+            first_page,
+            self._blocks(request, first_page, request.load_end_page),
+            request.load_first_block - first_page * self._blocks_per_page,
+        )
+        request.load_end_page = 0
+        return load
+
+    def _blocks(self, request: _Tracked, first_page: int, end_page: int) -> tuple[int, ...]:
+        per_page = self._blocks_per_page
+        return tuple(request.block_ids[first_page * per_page : end_page * per_page])

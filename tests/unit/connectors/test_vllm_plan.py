@@ -1,0 +1,110 @@
+"""Which pages the vLLM connector loads and saves, step by step; no vLLM needed."""
+
+import hashlib
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from kvtier_agent.connectors.vllm.plan import RequestPlanner
+
+ROOT = b"r" * 16
+
+
+def chain(parent: bytes, digest: bytes) -> bytes:
+    return hashlib.blake2b(parent + digest, digest_size=16).digest()
+
+
+def block_hash(index: int) -> bytes:
+    return hashlib.sha256(f"block {index}".encode()).digest()
+
+
+def planner(*, hashes: int, blocks: int, page_blocks: int = 2) -> RequestPlanner:
+    """A planner with blocks of 4 tokens and one request `r` whose blocks are 100, 101, ..."""
+    made = RequestPlanner(ROOT, 4, 4 * page_blocks, chain)
+    made.track("r", [block_hash(i) for i in range(hashes)])
+    made.blocks_replaced("r", range(100, 100 + blocks))
+    return made
+
+
+def test_pages_must_be_made_of_whole_blocks() -> None:
+    with pytest.raises(ValueError, match="multiple of 16"):
+        RequestPlanner(ROOT, 16, 24, chain)
+
+
+def test_a_page_key_depends_on_every_page_before_it() -> None:
+    keys = planner(hashes=6, blocks=6).keys("r", 24)
+    assert len(keys) == 3
+    assert keys[0] == chain(ROOT, block_hash(1))
+    assert keys[1] == chain(keys[0], block_hash(3))
+
+
+def test_the_whole_prompt_is_never_loaded() -> None:
+    made = planner(hashes=4, blocks=4)
+    assert len(made.loadable_keys("r", 16)) == 1, "token 16 must be computed by vLLM itself"
+    assert len(made.loadable_keys("r", 17)) == 2
+
+
+def test_only_blocks_past_the_local_hit_are_written() -> None:
+    made = planner(hashes=6, blocks=7)
+    made.loadable_keys("r", 28)
+    made.allocated("r", computed_tokens=12, external_tokens=made.external_tokens(3, 12))
+    load, save = made.step("r", 28)
+    assert load is not None
+    assert (load.first_page, load.skip_blocks) == (1, 1)
+    assert load.block_ids == (102, 103, 104, 105)
+    assert len(load.keys) == 2
+    assert save is None, "what came from the cache does not go back"
+
+
+def test_pages_are_saved_once_and_only_when_complete() -> None:
+    made = planner(hashes=2, blocks=2)
+    assert made.step("r", 7) == (None, None)
+    _, save = made.step("r", 8)
+    assert save is not None
+    assert (save.first_page, save.block_ids) == (0, (100, 101))
+    assert made.step("r", 9) == (None, None)
+
+
+def test_a_failed_load_offers_the_pages_again() -> None:
+    made = planner(hashes=4, blocks=4)
+    assert made.step("r", 16)[1] is not None
+    made.load_failed({999})
+    assert made.step("r", 16)[1] is None
+    made.load_failed({101})
+    _, save = made.step("r", 16)
+    assert save is not None
+    assert save.first_page == 0
+
+
+def test_a_load_is_planned_once() -> None:
+    made = planner(hashes=4, blocks=5)
+    made.loadable_keys("r", 20)
+    made.allocated("r", 0, 16)
+    assert made.step("r", 20)[0] is not None
+    assert made.step("r", 21)[0] is None
+
+
+@given(
+    steps=st.lists(st.integers(1, 9), min_size=1, max_size=20),
+    page_blocks=st.integers(1, 4),
+)
+def test_every_complete_page_is_saved_exactly_once(steps: list[int], page_blocks: int) -> None:
+    total = sum(steps)
+    made = RequestPlanner(ROOT, 4, 4 * page_blocks, chain)
+    hashes: list[bytes] = []
+    made.track("r", hashes)
+    made.blocks_replaced("r", [])
+    saved: list[bytes] = []
+    tokens = 0
+    for step in steps:
+        tokens += step
+        while (len(hashes) + 1) * 4 <= tokens:
+            made.blocks_appended("r", [len(hashes)])
+            hashes.append(block_hash(len(hashes)))
+        _, save = made.step("r", tokens)
+        if save is not None:
+            assert save.first_page == len(saved)
+            assert len(save.block_ids) == page_blocks * len(save.keys)
+            saved.extend(save.keys)
+    assert saved == made.keys("r", total)
+    assert len(saved) == total // (4 * page_blocks)
