@@ -1,0 +1,321 @@
+"""What crosses the socket: small headers, whole buffers of keys, never a page.
+
+A message is a list of frames: a msgpack header (one of the tagged structs below), then raw
+buffers, little-endian and contiguous. Keys travel as ``n * 16`` bytes, answers as one buffer per
+column, so that neither side runs Python per page to pack or unpack them.
+
+=============  ==========================  ==============================================
+request        buffers                     reply and its buffers
+=============  ==========================  ==============================================
+``Hello``      -                           ``Welcome``
+``Lookup``     keys                        ``Looked``: tier u8[n]
+``Reserve``    keys                        ``Reserved``: status u8[n], arena u8[n], offset u64[n]
+``Commit``     keys, checksum u64[n]       ``Committed``: status u8[n]
+``Load``       keys                        ``Loaded``: tier u8[n], arena u8[n], offset u64[n],
+                                           checksum u64[n]
+``Stats``      -                           ``Statistics``
+``Ping``       -                           ``Pong``
+``Abort``      keys                        none (one way)
+``Release``    index u32[m] of bad pages   none (one way)
+``Bye``        -                           none (one way)
+=============  ==========================  ==============================================
+
+Any request may be answered by ``Refused`` instead. Structs are arrays on the wire: a newer
+version may append fields that have defaults, and an older peer skips them. Anything else is a new
+``PROTOCOL``; both sides say the range they speak in ``Hello`` and take the highest in common, so
+that an agent serves clients one version behind and the reverse.
+
+Beside each message socket there is a *lifeline*, a plain Unix stream: the client proves who it is
+with the secret of its ``Welcome`` and receives the arenas as open file descriptors
+(``LIFELINE_*`` below). When it ends, the client is gone and everything it held goes back.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+PROTOCOL: Final = 1
+OLDEST_PROTOCOL: Final = 1
+"""The oldest version still spoken; PROTOCOL - 1 from the second version on."""
+KEY_VERSION: Final = 1
+"""How page keys are made (``cache.identity``); both sides must agree exactly."""
+ARENA_LAYOUT: Final = 1
+"""How pages lie in the arenas: fixed slots, page first, slot rounded up to 4096 bytes."""
+
+KEY_BYTES: Final = 16
+MISS: Final = 255
+
+MAX_FRAMES: Final = 4
+MAX_HEADER_BYTES: Final = 4096
+MAX_NAME_BYTES: Final = 128
+
+LIFELINE_HELLO: Final = struct.Struct("<4sI32s")
+"""What a client writes first on its lifeline: magic, client number, secret."""
+LIFELINE_MAGIC: Final = b"kvlf"
+LIFELINE_ARENAS: Final = struct.Struct("<BB")
+"""What the agent answers: 1, and how many descriptors come with it (SCM_RIGHTS)."""
+
+
+class Code:
+    """Why a request was refused; the value of ``Refused.code``."""
+
+    PROTOCOL_VERSION: Final = "protocol-version"
+    ARENA_LAYOUT: Final = "arena-layout"
+    KEY_VERSION: Final = "key-version"
+    GEOMETRY: Final = "geometry"
+    UNKNOWN_CLIENT: Final = "unknown-client"
+    STALE_BOOT: Final = "stale-boot"
+    NO_LIFELINE: Final = "no-lifeline"
+    TOO_MANY_CLIENTS: Final = "too-many-clients"
+    TOO_MANY_KEYS: Final = "too-many-keys"
+    TOO_LARGE: Final = "too-large"
+    MALFORMED: Final = "malformed"
+    NOT_READY: Final = "not-ready"
+    INTERNAL: Final = "internal"
+
+
+class Request(msgspec.Struct, array_like=True, tag_field="t", frozen=True):
+    """What every request carries: ``id`` is echoed in the reply (0 = no reply wanted)."""
+
+    id: int
+
+
+class GeometryInfo(msgspec.Struct, array_like=True, frozen=True):
+    """The page geometry of an engine: see ``cache.geometry.Geometry`` for the fields."""
+
+    layers: int
+    kv_heads: int
+    head_size: int
+    dtype_bytes: int
+    tensor_parallel: int
+    page_tokens: int
+    fingerprint: bytes = b""
+    page_bytes: int = 0
+
+
+class Hello(Request, tag="hi", frozen=True):
+    """First message of a client; the trust domain follows from the socket, not from here."""
+
+    oldest: int
+    newest: int
+    arena_layout: int
+    key_version: int
+    geometry: GeometryInfo
+    name: str = ""
+    pid: int = 0
+    probe: bool = False
+    """True for health probes: their pages are not counted as hits or misses."""
+
+
+class Lookup(Request, tag="lk", frozen=True):
+    """Which of these pages are cached, and are they worth loading?"""
+
+    slo_milliseconds: int | None = None
+    """Time to first token that the request must meet; the policy's where absent."""
+    total_tokens: int | None = None
+    """Tokens of the whole prompt, for the cost of what has to be computed anyway."""
+    request: int = 0
+    """An engine's own number of the request (u63), 0 = this client asks one after the other."""
+
+
+class Reserve(Request, tag="rs", frozen=True):
+    """Slots for new pages, in prefix order."""
+
+    depth: int = 0
+    """Pages of the same chain in front of the first key."""
+    tokens: int | None = None
+    """Tokens in all these pages, where the last is partial."""
+    partial_last: bool = False
+    frozen: str | None = None
+    """Name of the frozen prefix that these pages belong to."""
+    parent: bytes = b""
+    """Key of the page in front of the first key (16 bytes), empty at the root."""
+
+
+class Commit(Request, tag="cm", frozen=True):
+    """The reserved pages were written; ``boot`` fences a reservation of another agent process."""
+
+    boot: int
+
+
+class Abort(Request, tag="ab", frozen=True):
+    """The reserved pages will not be written."""
+
+    boot: int
+
+
+class Load(Request, tag="ld", frozen=True):
+    """Pin these pages; pages below DRAM are brought up first, until the deadline."""
+
+    deadline_milliseconds: int = 500
+    request: int = 0
+
+
+class Release(Request, tag="rl", frozen=True):
+    """The lease ends; the buffer names pages whose bytes did not match their checksum."""
+
+    boot: int
+    lease: int
+
+
+class Stats(Request, tag="st", frozen=True):
+    """Counters and gauges of this trust domain."""
+
+
+class Ping(Request, tag="pi", frozen=True):
+    """Is the agent there, and does it still know this client?"""
+
+
+class Bye(Request, tag="by", frozen=True):
+    """The client leaves in good order."""
+
+
+AnyRequest = Hello | Lookup | Reserve | Commit | Abort | Load | Release | Stats | Ping | Bye
+
+
+class Reply(msgspec.Struct, array_like=True, tag_field="t", frozen=True):
+    """What every reply carries: the ``id`` of its request."""
+
+    id: int
+
+
+class ArenaInfo(msgspec.Struct, array_like=True, frozen=True):
+    """One arena: ``tier`` 0 or 1; a descriptor comes over the lifeline, or a CUDA IPC handle."""
+
+    tier: int
+    size_bytes: int
+    slot_bytes: int
+    kind: str = "file"
+    """``file``: shared memory, its descriptor is sent; ``cuda-ipc``: ``handle`` opens it."""
+    handle: bytes = b""
+
+
+class Welcome(Reply, tag="wl", frozen=True):
+    """The agent knows this client now; it expects the lifeline within ``grace_milliseconds``."""
+
+    protocol: int
+    boot: int
+    """Random number of this agent process: a lease of another boot means nothing here."""
+    client: int
+    secret: bytes
+    page_bytes: int
+    page_tokens: int
+    max_keys: int
+    lease_milliseconds: int
+    grace_milliseconds: int
+    arenas: list[ArenaInfo]
+    version: str = ""
+
+
+class Looked(Reply, tag="lo", frozen=True):
+    """``prefix``: pages cached without a gap; ``load``: how many of them are worth loading."""
+
+    prefix: int
+    load: int
+    reason: str = ""
+
+
+class Reserved(Reply, tag="re", frozen=True):
+    """Columns: see the table above; status is ``cache.results`` ``OFFERED`` and so on."""
+
+
+class Committed(Reply, tag="co", frozen=True):
+    """Column: what became of each page."""
+
+
+class Loaded(Reply, tag="ll", frozen=True):
+    """Columns: see the table above; a page that did not come in time has tier 255."""
+
+    lease: int
+
+
+class Statistics(Reply, tag="ss", frozen=True):
+    """``values`` is documented in ``server.stats``."""
+
+    values: dict[str, Any]
+
+
+class Pong(Reply, tag="po", frozen=True):
+    """Alive."""
+
+    boot: int
+
+
+class Refused(Reply, tag="no", frozen=True):
+    """The request was not carried out; ``message`` says what to do instead."""
+
+    code: str
+    message: str
+
+
+AnyReply = Welcome | Looked | Reserved | Committed | Loaded | Statistics | Pong | Refused
+
+_encoder = msgspec.msgpack.Encoder()
+_requests: msgspec.msgpack.Decoder[AnyRequest] = msgspec.msgpack.Decoder(AnyRequest)
+_replies: msgspec.msgpack.Decoder[AnyReply] = msgspec.msgpack.Decoder(AnyReply)
+
+
+class MalformedError(ValueError):
+    """A message that breaks the rules of this page."""
+
+
+def encode(message: Request | Reply) -> bytes:
+    """The header frame of ``message``."""
+    return _encoder.encode(message)
+
+
+def decode_request(header: bytes | memoryview) -> AnyRequest:
+    """The request in a header frame; raises ``MalformedError``."""
+    if len(header) > MAX_HEADER_BYTES:
+        raise MalformedError(f"header of {len(header)} bytes, at most {MAX_HEADER_BYTES}")
+    try:
+        return _requests.decode(header)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise MalformedError(str(error)) from None
+
+
+def decode_reply(header: bytes | memoryview) -> AnyReply:
+    """The reply in a header frame; raises ``MalformedError``."""
+    try:
+        return _replies.decode(header)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise MalformedError(str(error)) from None
+
+
+def request_id(header: bytes | memoryview) -> int:
+    """The id in a header that does not decode, where one can be found, else 0."""
+    try:
+        raw = msgspec.msgpack.decode(header)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return 0
+    if isinstance(raw, list) and len(raw) > 1 and isinstance(raw[1], int):
+        return raw[1] if 0 <= raw[1] < 1 << 63 else 0
+    return 0
+
+
+def keys_of(buffer: bytes | memoryview, most: int) -> NDArray[np.uint8]:
+    """The key buffer as (n, 16) uint8; raises ``MalformedError`` on a cut or oversized one."""
+    if len(buffer) % KEY_BYTES:
+        raise MalformedError(f"key buffer of {len(buffer)} bytes is no multiple of {KEY_BYTES}")
+    if len(buffer) > most * KEY_BYTES:
+        raise MalformedError(f"{len(buffer) // KEY_BYTES} keys in one call, at most {most}")
+    return np.frombuffer(buffer, np.uint8).reshape(-1, KEY_BYTES)
+
+
+def column(buffer: bytes | memoryview, dtype: str, n: int) -> NDArray[Any]:
+    """One column of ``n`` values; raises ``MalformedError`` when the length is another."""
+    kind = np.dtype(dtype)
+    if len(buffer) != n * kind.itemsize:
+        raise MalformedError(f"column of {len(buffer)} bytes where {n * kind.itemsize} belong")
+    return np.frombuffer(buffer, kind)
+
+
+def common_version(ours: tuple[int, int], theirs: tuple[int, int]) -> int | None:
+    """The highest protocol version that both (oldest, newest) ranges contain, or None."""
+    highest = min(ours[1], theirs[1])
+    return highest if highest >= max(ours[0], theirs[0]) else None
