@@ -1,0 +1,88 @@
+"""Moves: what the cache wants copied, and how it went.
+
+The cache decides and never copies. It hands out `Move`s, batches of pages between two fixed
+places; the mover executes them on its own threads and hands back an `Outcome` with one status per
+page. Until then the pages stay in a moving state: their slots, old and new, are taken.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum, IntEnum
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+class MoveKind(Enum):
+    """(source tier, target tier) or an order about slots that hold no page."""
+
+    DEMOTE = "l0->l1"
+    PROMOTE = "l1->l0"
+    WRITE = "l1->l2"
+    READ = "l2->l1"
+    PUNCH_L0 = "punch-l0"  # give the memory of free slots back
+    PUNCH_L1 = "punch-l1"
+    PUNCH_L2 = "punch-l2"  # give the blocks of free slots back
+    SCRUB = "scrub-l2"  # rewrite and reread a slot that held a bad page
+
+    @property
+    def carries_pages(self) -> bool:
+        return self in (MoveKind.DEMOTE, MoveKind.PROMOTE, MoveKind.WRITE, MoveKind.READ)
+
+
+class MoveStatus(IntEnum):
+    """How one page of a move ended. Everything but OK leaves the source as it was."""
+
+    OK = 0
+    BAD_PAGE = 1  # bytes do not match their checksum or key
+    IO_ERROR = 2  # EIO, short read or write, file gone
+    NO_SPACE = 3  # the cap, the reserve or the file system said no
+    READ_ONLY = 4  # the volume went read-only
+    CANCELLED = 5  # not tried: queue bound, volume withdrawn or the mover is closing
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Move:
+    """A batch. All arrays have the same length n; `source`/`target` are slot numbers.
+
+    rows: uint32 (n,) record rows. keys, parents: uint8 (n, 16). checksums: uint64 (n,).
+    depths: uint32 (n,), tokens before the page. created: seconds, the cache's clock.
+    For punch and scrub only `source` is set.
+    """
+
+    id: int
+    kind: MoveKind
+    rows: NDArray[np.uint32]
+    source: NDArray[np.uint32]
+    target: NDArray[np.uint32]
+    keys: NDArray[np.uint8]
+    parents: NDArray[np.uint8]
+    checksums: NDArray[np.uint64]
+    depths: NDArray[np.uint32]
+    page_bytes: int
+    slot_bytes: int
+    created: float
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    @property
+    def bytes(self) -> int:
+        return len(self.source) * self.page_bytes
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Outcome:
+    """`status`: uint8 (n,) of MoveStatus. `seconds`: time of the copy itself (waiting in the queue
+    apart). `error`: the first failure, one line, empty if none."""
+
+    status: NDArray[np.uint8]
+    seconds: float
+    error: str = ""
+
+    @classmethod
+    def uniform(
+        cls, move: Move, status: MoveStatus, seconds: float = 0.0, error: str = ""
+    ) -> Outcome:
+        return cls(np.full(len(move), status, dtype=np.uint8), seconds, error)
