@@ -1,0 +1,101 @@
+"""The base of all API models, and what a field says about itself.
+
+Models are frozen, named in snake_case in Python and in camelCase in YAML. Python code builds them
+by Python names; ``Model.read(obj)`` takes an object of the API server or of a file, by YAML names
+only.
+
+``knob`` is how a field states description, unit and bounds. The CRD generator and the reference
+pages compose their text from it, so that neither default nor bounds are ever typed twice.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, model_validator
+from pydantic.fields import FieldInfo
+from pydantic_core import PydanticCustomError
+
+from kvtier_api.rules import Rule
+
+_ACRONYMS = {"hbm": "HBM", "uid": "UID", "id": "ID", "mib": "MiB"}
+
+#: Context key: ``model_validate(.., context={UNRULED: True})`` parses without the object rules,
+#: for callers that want to list every violation instead of the first.
+UNRULED = "kvtier.unruled"
+
+
+def camel(name: str) -> str:
+    """``ratio_to_hbm`` -> ``ratioToHBM``."""
+    first, *rest = name.split("_")
+    return first + "".join(_ACRONYMS.get(part, part.capitalize()) for part in rest)
+
+
+class ApiModel(BaseModel):
+    """Frozen; unknown fields are errors; the object's own rules hold on construction."""
+
+    model_config = ConfigDict(
+        frozen=True,
+        extra="forbid",
+        alias_generator=camel,
+        validate_by_alias=True,
+        validate_by_name=True,
+        serialize_by_alias=True,
+    )
+
+    RULES: ClassVar[tuple[Rule, ...]] = ()
+
+    @model_validator(mode="after")
+    def _hold_rules(self, info: ValidationInfo) -> Self:
+        if info.context and info.context.get(UNRULED):
+            return self
+        for rule in self.RULES:
+            if not rule.check(self):
+                raise PydanticCustomError("rule", "{sentence}", {"sentence": rule.message})
+        return self
+
+    @classmethod
+    def read(cls, obj: object) -> Self:
+        """Parse an object of the API server: YAML names, unknown fields ignored, nulls absent.
+
+        Raises ``InvalidObject`` with every problem found. ``validate.unknown_fields`` lists what
+        was ignored, for callers that have to say so.
+        """
+        from kvtier_api.validate import parse
+
+        return parse(cls, obj)
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready, YAML names, defaults written out, absent fields left out."""
+        return self.model_dump(mode="json", by_alias=True, exclude_none=True)
+
+
+ListType = Literal["atomic", "set", "map"]
+
+
+def knob(
+    text: str,
+    *,
+    unit: str | None = None,
+    absent: str | None = None,
+    list_type: ListType | None = None,
+    keys: tuple[str, ...] = (),
+    **bounds: Any,
+) -> FieldInfo:
+    """Metadata of one field.
+
+    ``text`` ends with a full stop. ``unit``: what the number counts. ``absent``: what holds when
+    an optional field is left out. ``list_type``/``keys``: merge behaviour of a list. ``bounds``
+    are pydantic's (ge, le, min_length, max_length, pattern, ...).
+    """
+    extra: dict[str, Any] = {"unit": unit, "absent": absent}
+    if list_type:
+        extra["list_type"] = list_type
+        extra["keys"] = list(keys)
+    info: FieldInfo = Field(description=text, json_schema_extra={"kvtier": extra}, **bounds)
+    return info
+
+
+def number(text: str, *, unit: str, ge: int, le: int, absent: str | None = None) -> FieldInfo:
+    """A whole number; text, booleans and fractions are refused, as the API server does."""
+    return knob(text, unit=unit, absent=absent, ge=ge, le=le, strict=True)

@@ -1,0 +1,266 @@
+"""Problems of an object, with the path a user knows and a sentence that says what to write.
+
+``validate`` answers for a whole ``KVTierPolicy`` or ``KVTierNode`` as the API server would under
+strict field validation: unknown fields first (with the nearest known name), then the schema, then
+the rules. ``parse`` is the lenient way in for objects that the API server has already admitted.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from types import UnionType
+from typing import Annotated, Any, Final, TypeVar, Union, get_args, get_origin
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+
+from kvtier_api.meta import API_VERSION, ObjectMeta, OwnerReference
+from kvtier_api.model import UNRULED, ApiModel
+from kvtier_api.node import KVTierNode
+from kvtier_api.policy import KVTierPolicy
+
+M = TypeVar("M", bound=ApiModel)
+Kind = type[KVTierPolicy] | type[KVTierNode]
+KINDS: Final[dict[str, Kind]] = {"KVTierPolicy": KVTierPolicy, "KVTierNode": KVTierNode}
+
+_NAME = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*", re.ASCII)
+_META_FIELDS = frozenset(
+    {"name", "generateName", "namespace", "selfLink", "uid", "resourceVersion", "generation"}
+    | {"creationTimestamp", "deletionTimestamp", "deletionGracePeriodSeconds", "labels"}
+    | {"annotations", "ownerReferences", "finalizers", "managedFields"}
+)
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Problem:
+    """One fault. ``path`` as kubectl writes it: ``spec.tiers.nvme.volumes[0]``; "" = the whole."""
+
+    path: str
+    message: str
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.message}" if self.path else self.message
+
+
+class InvalidObject(ValueError):
+    """An object breaks its schema or a rule."""
+
+    def __init__(self, problems: list[Problem]) -> None:
+        super().__init__("; ".join(map(str, problems)))
+        self.problems = tuple(problems)
+
+
+def validate(obj: object) -> list[Problem]:
+    """Every problem of one object as it stands in a file; empty when it is valid."""
+    if not isinstance(obj, Mapping):
+        return [Problem("", "not a Kubernetes object: write apiVersion, kind, metadata and spec")]
+    kind, problems = _kind(obj)
+    if kind is None:
+        return problems
+    problems = [*_metadata(obj.get("metadata")), *_unknown_problems(kind, obj)]
+    try:
+        model = kind.model_validate(
+            prune(kind, obj), by_alias=True, by_name=False, context={UNRULED: True}
+        )
+    except ValidationError as error:
+        problems += [_from_pydantic(e) for e in error.errors()]
+    else:
+        problems += broken_rules(model)
+    return list(dict.fromkeys(problems))
+
+
+def parse(kind: type[M], obj: object) -> M:
+    """Parse an object by its YAML names; unknown fields and nulls are dropped.
+
+    Raises ``InvalidObject`` with every problem.
+    """
+    try:
+        model = kind.model_validate(
+            prune(kind, obj), by_alias=True, by_name=False, context={UNRULED: True}
+        )
+    except ValidationError as error:
+        raise InvalidObject([_from_pydantic(e) for e in error.errors()]) from None
+    if problems := list(broken_rules(model)):
+        raise InvalidObject(problems)
+    return model
+
+
+def broken_rules(model: ApiModel, path: str = "") -> Iterator[Problem]:
+    """Rules that a parsed object breaks, its sections included."""
+    for rule in model.RULES:
+        if not rule.check(model):
+            yield Problem(_join(path, rule.field) if rule.field else path, rule.message)
+    for name, field in type(model).model_fields.items():
+        value = getattr(model, name)
+        here = _join(path, field.alias or name)
+        if isinstance(value, ApiModel):
+            yield from broken_rules(value, here)
+        elif isinstance(value, tuple):
+            for index, item in enumerate(value):
+                if isinstance(item, ApiModel):
+                    yield from broken_rules(item, f"{here}[{index}]")
+
+
+def unknown_fields(kind: type[BaseModel], obj: object) -> list[str]:
+    """Paths of the fields that ``kind`` does not know."""
+    return [path for path, _, _ in _unknown(kind, obj, "")]
+
+
+def prune(kind: type[BaseModel], obj: object) -> object:
+    """``obj`` without nulls and unknown fields, and 2.0 for a whole number as 2.
+
+    That is what the API server does to an object before its schema looks at it.
+    """
+    if not isinstance(obj, Mapping):
+        return obj
+    known = {field.alias or name: field.annotation for name, field in kind.model_fields.items()}
+    return {
+        key: _prune_value(known[key], value)
+        for key, value in obj.items()
+        if key in known and value is not None
+    }
+
+
+def _prune_value(annotation: Any, value: Any) -> Any:
+    model, is_list = _model_in(annotation)
+    if model is not None and is_list and isinstance(value, list):
+        return [prune(model, item) for item in value]
+    if model is not None and not is_list:
+        return prune(model, value)
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    if isinstance(value, Mapping):
+        return {key: item for key, item in value.items() if item is not None}
+    return value
+
+
+def _model_in(annotation: Any) -> tuple[type[BaseModel] | None, bool]:
+    """The model that a field holds, and whether it holds a list of them."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation, False
+    origin = get_origin(annotation)
+    if origin is Annotated:
+        return _model_in(get_args(annotation)[0])
+    if origin is tuple:
+        return _model_in(get_args(annotation)[0])[0], True
+    if origin in (Union, UnionType):
+        for arm in get_args(annotation):
+            found = _model_in(arm)
+            if found[0] is not None:
+                return found
+    return None, False
+
+
+def _unknown(kind: type[BaseModel], obj: object, path: str) -> Iterator[tuple[str, str, list[str]]]:
+    if not isinstance(obj, Mapping) or kind in (ObjectMeta, OwnerReference):
+        return
+    known = {field.alias or name: field.annotation for name, field in kind.model_fields.items()}
+    for key, value in obj.items():
+        here = _join(path, str(key))
+        if key not in known:
+            yield here, str(key), list(known)
+            continue
+        model, is_list = _model_in(known[key])
+        if model is None:
+            continue
+        if is_list:
+            for index, item in enumerate(value if isinstance(value, list) else ()):
+                yield from _unknown(model, item, f"{here}[{index}]")
+        else:
+            yield from _unknown(model, value, here)
+
+
+def _unknown_problems(kind: type[BaseModel], obj: object) -> Iterator[Problem]:
+    for path, name, known in _unknown(kind, obj, ""):
+        near = _nearest(name, known)
+        hint = f"did you mean {near}?" if near else f"known here: {', '.join(sorted(known))}"
+        yield Problem(path, f"unknown field, {hint}")
+
+
+def _nearest(name: str, known: list[str]) -> str | None:
+    by_lower = {k.lower(): k for k in known}
+    plain = name.lower().replace("_", "").replace("-", "")
+    found = difflib.get_close_matches(plain, by_lower, n=1, cutoff=0.6)
+    return by_lower[found[0]] if found else None
+
+
+def _kind(obj: Mapping[str, Any]) -> tuple[Kind | None, list[Problem]]:
+    problems = []
+    if obj.get("apiVersion") != API_VERSION:
+        problems.append(Problem("apiVersion", f"write apiVersion: {API_VERSION}"))
+    kind = KINDS.get(obj["kind"]) if isinstance(obj.get("kind"), str) else None
+    if kind is None:
+        problems.append(Problem("kind", f"write kind: {' or kind: '.join(KINDS)}"))
+    return (None if problems else kind), problems
+
+
+def _metadata(metadata: object) -> Iterator[Problem]:
+    if not isinstance(metadata, Mapping):
+        yield Problem("metadata", "write metadata: {name: NAME}")
+        return
+    for key in metadata:
+        if key not in _META_FIELDS:
+            near = _nearest(str(key), sorted(_META_FIELDS))
+            hint = f", did you mean {near}?" if near else ""
+            yield Problem(f"metadata.{key}", f"unknown field{hint}")
+    name = metadata.get("name")
+    if not isinstance(name, str) or not name:
+        yield Problem("metadata.name", "write a name, such as llama-70b-chat")
+    elif len(name) > 253 or not _NAME.fullmatch(name):
+        yield Problem(
+            "metadata.name",
+            "a name has lower-case letters, digits, - and . only, such as llama-70b-chat",
+        )
+    if metadata.get("namespace"):
+        yield Problem("metadata.namespace", "this kind has no namespace: leave it out")
+
+
+def _from_pydantic(error: ErrorDetails) -> Problem:
+    path = ""
+    for part in error["loc"]:
+        path = f"{path}[{part}]" if isinstance(part, int) else _join(path, str(part))
+    if path.endswith(".[key]"):
+        path = path.removesuffix(".[key]")
+    return Problem(path, _sentence(error))
+
+
+def _sentence(error: ErrorDetails) -> str:
+    ctx = error.get("ctx", {})
+    match error["type"]:
+        case "missing":
+            return "required: write a value"
+        case "int_type" | "int_from_float":
+            return "must be a whole number"
+        case "string_type":
+            return "must be text: put it into quotes"
+        case "bool_type":
+            return "must be true or false"
+        case "tuple_type":
+            return "must be a list"
+        case "dict_type" | "model_type" | "model_attributes_type":
+            return "must be a section of its own (key: value)"
+        case "greater_than_equal":
+            return f"must be at least {ctx['ge']}"
+        case "less_than_equal":
+            return f"must be at most {ctx['le']}"
+        case "literal_error":
+            return f"write one of {ctx['expected']}".replace("'", "").replace(" or ", ", ")
+        case "too_long":
+            return f"at most {ctx['max_length']} entries, not {ctx['actual_length']}"
+        case "too_short":
+            return f"at least {ctx['min_length']} entries"
+        case "string_too_long":
+            return f"at most {ctx['max_length']} characters"
+        case "string_too_short":
+            return "must not be empty"
+        case "string_pattern_mismatch":
+            return f"must look like {ctx['pattern']}"
+        case _:
+            return error["msg"]
+
+
+def _join(path: str, name: str) -> str:
+    return f"{path}.{name}" if path else name
