@@ -1,0 +1,204 @@
+"""From a revision and what the machine has to bytes per tier: the memory rules, in one place.
+
+The rules (all sizes in bytes):
+
+1. *HBM base.* Shape ``owned``: the revision's size, or its percent of the device's memory (summed
+   over devices; without a device the stand-in). Shape ``engine``: the KV pool that the engines
+   registered; before the first one registers, the percent of device memory stands for it. L0 is
+   the base in shape ``owned`` and nothing of ours in shape ``engine``.
+2. *L1.* The revision's size, or its ratio times the HBM base; at most what is there: the memory
+   limit less the headroom, and what the shared-memory filesystem has left. Its pages count against
+   the Pod.
+3. *L0 on a CPU* is shared memory like L1 and lives off the same room: it is given at most half of
+   the room, and L1 the rest.
+4. *NVMe.* The revision's size over all its volumes; at most what those filesystems have left above
+   the reserve. The reserve is checked again before each write: this is about saying it early.
+5. What came out smaller than asked is a `Clamp` that names both figures and what was in the way.
+   What cannot work at all is `NotApplicableError`, and the revision before stays in force.
+
+Rules 2 to 4 share what is there evenly between trust domains; the figures here are for the node.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from kvtier_agent.node.facts import Facts
+from kvtier_agent.units import human
+
+if TYPE_CHECKING:
+    from kvtier_api.policy import RevisionSpec
+
+__all__ = ["Clamp", "NodeBudgets", "NotApplicableError", "NotApplicable", "plan"]
+
+LEAST_TIER: Final = 1 << 20
+"""Below this a memory tier holds no page of any real model."""
+
+NOT_OBEYED_IN_ENGINE_SHAPE: Final = (
+    "pressure.demotePercent",
+    "replacement.coolDownSeconds",
+    "tiers.hbm",
+    "valueDensity.thresholdMicrosecondsPerMiB.hbm",
+)
+"""The engine's own pool is L0 there: its size and what leaves it are the engine's business. (The
+cool-down still holds between DRAM and NVMe.)"""
+
+
+class NotApplicable:
+    """Short reasons why a revision cannot be applied."""
+
+    VOLUME: Final = "VolumeUnavailable"
+    MEMORY: Final = "MemoryTooSmall"
+
+
+class NotApplicableError(Exception):
+    """A revision that this node cannot put in force; ``message`` says what to do."""
+
+    def __init__(self, reason: str, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+        self.message = message
+
+
+@dataclass(frozen=True, slots=True)
+class Clamp:
+    """A tier that got less than the revision asks for."""
+
+    tier: str
+    wanted: int
+    given: int
+    limit: str
+
+    def __str__(self) -> str:
+        return f"{self.tier}: {human(self.given)} of {human(self.wanted)}, {self.limit}"
+
+
+@dataclass(frozen=True, slots=True)
+class NodeBudgets:
+    """Bytes per tier on the node. ``hbm_base``: what ratioToHBM multiplies. ``volumes`` in the
+    revision's order. ``notes``: what status should say though nothing is wrong."""
+
+    hbm_base: int
+    l0: int
+    l1: int
+    l2: int = 0
+    volumes: tuple[str, ...] = ()
+    reserve_percent: int = 0
+    clamps: tuple[Clamp, ...] = ()
+    not_applied: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    def differs(self, other: NodeBudgets, percent: int) -> bool:
+        """Whether any tier differs by more than ``percent`` of the larger, or any volume at all.
+        Free space moves all the time; budgets follow it in steps."""
+        if self.volumes != other.volumes or self.reserve_percent != other.reserve_percent:
+            return True
+        pairs = ((self.l0, other.l0), (self.l1, other.l1), (self.l2, other.l2))
+        return any(abs(a - b) * 100 > max(a, b) * percent for a, b in pairs)
+
+
+def plan(spec: RevisionSpec, facts: Facts) -> NodeBudgets:
+    """The bytes this node gives a revision. Raises `NotApplicableError`."""
+    base, notes = _hbm_base(spec, facts)
+    l0_wanted = base if facts.shape == "owned" else 0
+    l1_wanted = (
+        spec.tiers.dram.size.bytes
+        if spec.tiers.dram.size is not None
+        else (spec.tiers.dram.ratio_to_hbm or 0) * base
+    )
+    room, what = _room(facts)
+    clamps: list[Clamp] = []
+    l0 = l0_wanted
+    if l0 and facts.device.kind == "cpu":
+        if l0 + l1_wanted > room:
+            l0 = min(l0, room // 2)
+        if l0 < l0_wanted:
+            clamps.append(Clamp("hbm", l0_wanted, l0, f"L0 without a device lies in DRAM, {what}"))
+        room -= l0
+        what = f"{what} and L0 takes {human(l0)} of it"
+    elif l0 > facts.device.memory:
+        l0 = facts.device.memory
+        clamps.append(
+            Clamp("hbm", l0_wanted, l0, f"the devices have {human(facts.device.memory)}")
+        )
+    l1 = min(l1_wanted, room)
+    if l1 < min(l1_wanted, LEAST_TIER):
+        raise NotApplicableError(
+            NotApplicable.MEMORY,
+            f"no room for the dram tier: {human(l1_wanted)} asked, {what}; raise the Pod's memory "
+            "limit or write a smaller tiers.dram.size",
+        )
+    if l1 < l1_wanted:
+        clamps.append(Clamp("dram", l1_wanted, l1, what))
+    l2, volumes, reserve, l2_clamp = _nvme(spec, facts)
+    if l2_clamp is not None:
+        clamps.append(l2_clamp)
+    return NodeBudgets(
+        hbm_base=base,
+        l0=l0,
+        l1=l1,
+        l2=l2,
+        volumes=volumes,
+        reserve_percent=reserve,
+        clamps=tuple(clamps),
+        not_applied=NOT_OBEYED_IN_ENGINE_SHAPE if facts.shape == "engine" else (),
+        notes=notes,
+    )
+
+
+def _hbm_base(spec: RevisionSpec, facts: Facts) -> tuple[int, tuple[str, ...]]:
+    if facts.shape == "engine" and facts.engine_pool:
+        return facts.engine_pool, ()
+    notes: list[str] = []
+    hbm = spec.tiers.hbm
+    if hbm.size is not None:
+        base = hbm.size.bytes
+    else:
+        base = facts.device.memory * (hbm.percent_of_device or 0) // 100
+        if facts.device.kind == "cpu":
+            notes.append(f"no device: percentOfDevice is of {human(facts.device.memory)}")
+    if facts.shape == "engine":
+        notes.append(f"no engine has registered its KV pool; {human(base)} stand for it")
+    return base, tuple(notes)
+
+
+def _room(facts: Facts) -> tuple[int, str]:
+    """Bytes of shared memory the arenas may take, and what bounds them."""
+    room, what = facts.shm_available, f"shared memory has {human(facts.shm_available)} left"
+    if facts.memory is not None:
+        left = max(0, facts.memory.size - facts.memory.headroom)
+        if left < room:
+            room = left
+            what = (
+                f"{facts.memory.source} is {human(facts.memory.size)} less "
+                f"{human(facts.memory.headroom)} for the process"
+            )
+    return room, what
+
+
+def _nvme(
+    spec: RevisionSpec, facts: Facts
+) -> tuple[int, tuple[str, ...], int, Clamp | None]:
+    nvme = spec.tiers.nvme
+    if nvme is None:
+        return 0, (), 0, None
+    for name in nvme.volumes:
+        if name not in facts.volumes:
+            known = ", ".join(sorted(facts.volumes)) or "none"
+            raise NotApplicableError(
+                NotApplicable.VOLUME,
+                f"volume {name} is not mapped on this node (mapped: {known}); start the agent "
+                f"with --volume {name}=DIR (chart value volumes) or take it out of "
+                "tiers.nvme.volumes",
+            )
+    room = 0
+    for name in nvme.volumes:
+        volume = facts.volumes[name]
+        reserve = volume.total * nvme.reserve_percent // 100
+        room += max(0, volume.available + volume.held - reserve)
+    wanted = nvme.size.bytes
+    given = min(wanted, room)
+    limit = f"the volumes have {human(room)} above the reserve of {nvme.reserve_percent} %"
+    clamp = Clamp("nvme", wanted, given, limit) if given < wanted else None
+    return given, tuple(nvme.volumes), nvme.reserve_percent, clamp

@@ -1,0 +1,160 @@
+"""What this machine has to give, measured: the one place that looks.
+
+`budgets` decides from a frozen `Facts`; this module fills one. Every figure is bytes. A figure that
+cannot be read is None with no guess in its place; what that means is for `budgets` to say.
+
+Memory limit: the Pod's, as its control group states it. Version 2 states one limit per level of
+the path in ``/proc/self/cgroup`` and the least counts; version 1 the same under its ``memory``
+controller, where "unlimited" is a number near 2**63. In a container the path reads ``/`` and the
+group's root carries the limit. Without any limit the machine's own memory is the limit.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+__all__ = [
+    "Device",
+    "Facts",
+    "MemoryLimit",
+    "Shape",
+    "VolumeFacts",
+    "available_in",
+    "find_device",
+    "memory_limit",
+    "volume_facts",
+]
+
+Shape = Literal["owned", "engine"]
+
+UNLIMITED_FROM = 1 << 60
+"""A version 1 limit from here up means that there is none."""
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryLimit:
+    """``source`` is a phrase for messages: "the Pod's memory limit". ``headroom``: the part of it
+    that the process itself needs."""
+
+    size: int
+    source: str
+    headroom: int = 2 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """The accelerator's memory: the sum over visible devices, or the stand-in without one."""
+
+    kind: Literal["cuda", "cpu"]
+    count: int
+    memory: int
+
+
+@dataclass(frozen=True, slots=True)
+class VolumeFacts:
+    """One mapped volume's filesystem. ``held``: bytes that kvtier's own files already take."""
+
+    total: int
+    available: int
+    held: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """Everything `budgets.plan` needs to know about the machine."""
+
+    shape: Shape
+    device: Device
+    memory: MemoryLimit | None
+    shm_available: int
+    """Free bytes of the shared-memory filesystem plus what our own arenas hold there now."""
+    engine_pool: int = 0
+    """KV pool of the engines that are registered (shape ``engine``); 0 while there is none."""
+    volumes: Mapping[str, VolumeFacts] = field(default_factory=dict)
+
+
+def memory_limit(
+    headroom: int, proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgroup")
+) -> MemoryLimit | None:
+    """The least of the control group's limit and the machine's memory."""
+    group = _group_limit(proc / "self" / "cgroup", cgroup)
+    machine = _machine_memory(proc / "meminfo")
+    if group is not None and (machine is None or group < machine):
+        return MemoryLimit(group, "the Pod's memory limit", headroom)
+    return None if machine is None else MemoryLimit(machine, "this machine's memory", headroom)
+
+
+def _group_limit(membership: Path, root: Path) -> int | None:
+    try:
+        lines = membership.read_text().splitlines()
+    except OSError:
+        return None
+    found: list[int] = []
+    for line in lines:
+        _, controllers, path = (line.split(":", 2) + ["", ""])[:3]
+        if controllers == "":
+            base, name = root, "memory.max"
+        elif "memory" in controllers.split(","):
+            base, name = root / "memory", "memory.limit_in_bytes"
+        else:
+            continue
+        # Up to the root: a parent's limit holds for its children.
+        parts = [p for p in path.split("/") if p and p != ".."]
+        for depth in range(len(parts), -1, -1):
+            size = _read_size(base.joinpath(*parts[:depth]) / name)
+            if size is not None:
+                found.append(size)
+    return min(found, default=None)
+
+
+def _read_size(path: Path) -> int | None:
+    try:
+        text = path.read_text().strip()
+    except OSError:
+        return None
+    if not text.isdigit():  # "max"
+        return None
+    size = int(text)
+    return None if size >= UNLIMITED_FROM else size
+
+
+def _machine_memory(meminfo: Path) -> int | None:
+    try:
+        for line in meminfo.read_text().splitlines():
+            if line.startswith("MemTotal:"):
+                return int(line.split()[1]) * 1024
+    except (OSError, ValueError, IndexError):
+        return None
+    return None
+
+
+def available_in(folder: Path, held: int) -> int:
+    """Bytes a process may still allocate in ``folder``'s filesystem, plus ``held``, our own."""
+    stat = os.statvfs(folder)
+    return stat.f_bavail * stat.f_frsize + held
+
+
+def volume_facts(mount: Path, held: int = 0) -> VolumeFacts:
+    """Size and room of the filesystem at ``mount``. Raises OSError."""
+    stat = os.statvfs(mount)
+    return VolumeFacts(
+        total=stat.f_blocks * stat.f_frsize, available=stat.f_bavail * stat.f_frsize, held=held
+    )
+
+
+def find_device(wanted: Literal["auto", "cpu", "cuda"], stand_in: int) -> Device:
+    """The device to use. Raises LookupError when ``cuda`` is asked for and there is none."""
+    if wanted != "cpu":
+        import torch  # seconds to import, and not needed for `cpu`
+
+        if torch.cuda.is_available():
+            count = torch.cuda.device_count()
+            memory = sum(torch.cuda.get_device_properties(i).total_memory for i in range(count))
+            return Device("cuda", count, memory)
+        if wanted == "cuda":
+            raise LookupError("no CUDA device is visible")
+    return Device("cpu", 0, stand_in)

@@ -1,0 +1,127 @@
+"""Status out: the newest status of this node, written as seldom as its readers can bear.
+
+`Reporter` runs beside the watch on one event loop. It is told of the object as the watch saw it
+(`saw`) and asks ``build`` for the status to write: a function of the object's present status (whose
+conditions keep their transition times) that returns a plain dict. `cadence` says when.
+
+Every write is fenced by the resourceVersion last seen: the status answers a spec that was read, and
+of two agents that both think they own the node only one goes on. A 409 is settled by reading again;
+no object means nothing to write to: the operator makes the objects, never an agent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import structlog
+
+from kvtier_agent.node import backoff, cadence
+from kvtier_agent.node.kube import ApiError, NodeApi, Unreachable
+from kvtier_agent.node.watch import Sighting
+
+__all__ = ["Build", "Reporter"]
+
+Build = Callable[[Mapping[str, Any]], dict[str, Any] | None]
+"""(the object's present status) -> the status to write, or None while there is nothing to say."""
+
+LONGEST_NAP_SECONDS = 1.0
+"""The state is looked at this often for something urgent; looking costs no request."""
+
+log = structlog.get_logger(__name__)
+
+
+class Reporter:
+    """Runs on one event loop. ``interval``: seconds between two reports, read anew each time."""
+
+    def __init__(
+        self, api: NodeApi, name: str, build: Build, interval: Callable[[], float]
+    ) -> None:
+        self._api = api
+        self._name = name
+        self._build = build
+        self._interval = interval
+        self._body: dict[str, Any] | None = None
+        self._cadence = cadence.Cadence()
+        self._failures = 0
+        self._random = random.Random()  # noqa: S311 - jitter
+        self._wake = asyncio.Event()
+        self.writes = 0
+        """Status writes that the API server took."""
+
+    def saw(self, sighting: Sighting) -> None:
+        """The watch saw the object. Call on the event loop's thread."""
+        if self._body is None or sighting.body is None:
+            # A new object knows nothing of what was written to the one before it.
+            self._cadence = cadence.Cadence(not_before=self._cadence.not_before)
+        self._body = sighting.body
+        self._wake.set()
+
+    def wake(self) -> None:
+        """Something urgent may have changed. Call on the event loop's thread."""
+        self._wake.set()
+
+    async def run(self) -> None:
+        """Never returns; cancel it."""
+        while True:
+            wait = await self.turn(time.monotonic())
+            self._wake.clear()
+            try:
+                await asyncio.wait_for(
+                    self._wake.wait(), min(LONGEST_NAP_SECONDS, max(0.02, wait))
+                )
+            except TimeoutError:
+                continue
+
+    async def turn(self, now: float) -> float:
+        """Writes if it is time; returns the seconds until the next write is due."""
+        if self._body is None:
+            return LONGEST_NAP_SECONDS
+        status = self._build(self._body.get("status") or {})
+        if status is None:
+            return LONGEST_NAP_SECONDS
+        urgent = cadence.urgent_part(status)
+        wait = cadence.next_write(self._cadence, urgent, self._interval(), now)
+        if wait > 0:
+            return wait
+        await self._write(status, urgent)
+        return cadence.SHORTEST_SECONDS
+
+    async def _write(self, status: Mapping[str, Any], urgent: object) -> None:
+        assert self._body is not None
+        version = self._body["metadata"]["resourceVersion"]
+        try:
+            self._body = await self._api.apply_status(self._name, status, version)
+        except ApiError as e:
+            if e.status == 409 and self._failures == 0:
+                await self._read_again()
+                self._cadence = self._cadence.failed(time.monotonic(), 0.0)
+                self._failures = 1
+                return
+            if e.status == 404:
+                self._body = None
+            self._failed(str(e))
+        except Unreachable as e:
+            self._failed(str(e))
+        else:
+            self.writes += 1
+            if self._failures > 1:
+                log.info("status is written again", failures=self._failures)
+            self._failures = 0
+            self._cadence = self._cadence.wrote(urgent, time.monotonic())
+
+    async def _read_again(self) -> None:
+        try:
+            self._body, _ = await self._api.find(self._name)
+        except (ApiError, Unreachable) as e:
+            log.debug("cannot read the node object", error=str(e))
+
+    def _failed(self, error: str) -> None:
+        self._failures += 1
+        if self._failures <= 2:
+            log.warning("status not written; trying again", error=error)
+        wait = backoff.delay(self._failures, self._random.random())
+        self._cadence = self._cadence.failed(time.monotonic(), wait)

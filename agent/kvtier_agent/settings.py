@@ -1,0 +1,289 @@
+"""Every knob of one agent process: name, unit, default, bounds and meaning, said once.
+
+`kvtier agent --help`, the environment variables (``KVTIER_AGENT_`` + the name in capitals) and the
+reference in the docs all come from this class. What belongs to the cache's behaviour is not here
+but in the policy; these are the facts of one machine: folders, devices, sockets, deadlines.
+
+Precedence: command line, then environment, then default.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import AliasChoices, BeforeValidator, Field, model_validator
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+
+from kvtier_agent.units import Bytes
+
+__all__ = ["AgentSettings", "Domain", "HttpAddress", "VolumeMapping"]
+
+ENV_PREFIX: Final = "KVTIER_AGENT_"
+_NAME = re.compile(r"\A[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?\Z")
+_LONGEST_SOCKET_PATH: Final = 100
+"""Linux takes 107 bytes; the longest name of ours is added to the folder."""
+
+
+@dataclass(frozen=True, slots=True)
+class VolumeMapping:
+    """One ``--volume name=DIR``: the policy's name for it, and where it is on this machine."""
+
+    name: str
+    path: Path
+
+    @classmethod
+    def parse(cls, text: str) -> VolumeMapping:
+        name, sign, path = text.partition("=")
+        if not sign or not path or not _NAME.match(name):
+            raise ValueError(f"{text!r} is no volume; write name=DIR, as in data0=/mnt/data0")
+        if not path.startswith("/"):
+            path = str(Path.cwd() / path)
+        return cls(name, Path(path))
+
+    def __str__(self) -> str:
+        return f"{self.name}={self.path}"
+
+
+@dataclass(frozen=True, slots=True)
+class Domain:
+    """One trust domain: its name is its socket's name; ``gid`` owns socket and arena."""
+
+    name: str
+    gid: int | None = None
+
+    @classmethod
+    def parse(cls, text: str) -> Domain:
+        name, sign, gid = text.partition(":")
+        if not _NAME.match(name) or (sign and not gid.isdigit()):
+            raise ValueError(f"{text!r} is no domain; write NAME or NAME:GID, as in search:2000")
+        return cls(name, int(gid) if sign else None)
+
+    def __str__(self) -> str:
+        return self.name if self.gid is None else f"{self.name}:{self.gid}"
+
+
+@dataclass(frozen=True, slots=True)
+class HttpAddress:
+    """Where ``/healthz``, ``/readyz`` and ``/metrics`` are served. Port 0 takes a free one."""
+
+    host: str
+    port: int
+
+    @classmethod
+    def parse(cls, text: str) -> HttpAddress:
+        host, sign, port = text.rpartition(":")
+        if not sign or not port.isdigit() or int(port) > 65535:
+            raise ValueError(f"{text!r} is no address; write HOST:PORT, as in 127.0.0.1:9476")
+        return cls(host.strip("[]") or "0.0.0.0", int(port))  # noqa: S104 - ":9476" asks for it
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+def _each(parse: Any) -> Any:
+    """A validator for a list given as a list, or as one string with commas (environment)."""
+
+    def read(value: Any) -> Any:
+        items = value.split(",") if isinstance(value, str) else value
+        return tuple(parse(i.strip()) if isinstance(i, str) else i for i in items)
+
+    return BeforeValidator(read)
+
+
+def _one(parse: Any) -> Any:
+    return BeforeValidator(lambda v: parse(v) if isinstance(v, str) else v)
+
+
+def default_run_dir() -> Path:
+    """``/run/kvtier`` for root, else a folder of the user's that goes with the session."""
+    if os.geteuid() == 0:
+        return Path("/run/kvtier")
+    base = os.environ.get("XDG_RUNTIME_DIR")
+    return Path(base) / "kvtier" if base else Path(f"/tmp/kvtier-{os.getuid()}")  # noqa: S108
+
+
+def default_state_dir() -> Path:
+    """``/var/lib/kvtier`` for root, else under the user's state folder."""
+    if os.geteuid() == 0:
+        return Path("/var/lib/kvtier")
+    base = os.environ.get("XDG_STATE_HOME")
+    return (Path(base) if base else Path.home() / ".local" / "state") / "kvtier"
+
+
+def _knob(
+    default: Any, text: str, *, unit: str = "", shown: str = "", group: str, **more: Any
+) -> Any:
+    """A setting. ``shown`` stands for the default where that depends on the machine."""
+    extra = {"unit": unit, "shown": shown, "group": group}
+    key = "default_factory" if callable(default) else "default"
+    return Field(description=text, json_schema_extra=extra, **{key: default}, **more)
+
+
+_SOURCE, _PLACES, _DEVICE = "Policy source", "Folders and sockets", "Memory and devices"
+_LIMITS, _COSTS, _OUTPUT = "Limits and deadlines", "Costs before they are measured", "Output"
+
+
+class AgentSettings(BaseSettings):
+    """Settings of ``kvtier agent``. Immutable; a mistake raises pydantic's ValidationError."""
+
+    model_config = SettingsConfigDict(
+        env_prefix=ENV_PREFIX, frozen=True, extra="forbid", populate_by_name=True
+    )
+
+    # ---- where the policy comes from
+    policy: Path | None = _knob(
+        None,
+        "Run alone, under the KVTierPolicy in this file. It is reread when it changes and on "
+        "SIGHUP. Give this or a node name",
+        group=_SOURCE,
+    )
+    node_name: str | None = _knob(
+        None,
+        "Run under Kubernetes, under the KVTierNode of this name. NODE_NAME in the environment "
+        "does the same",
+        group=_SOURCE,
+        pattern=r"\A[a-z0-9]([-.a-z0-9]*[a-z0-9])?\Z",
+        max_length=253,
+        validation_alias=AliasChoices(f"{ENV_PREFIX}NODE_NAME", "NODE_NAME"),
+    )
+    kubeconfig: Path | None = _knob(
+        None,
+        "Credentials for the API server",
+        shown="the Pod's service account",
+        group=_SOURCE,
+    )
+    poll_seconds: float = _knob(
+        1.0, "How often the policy file is looked at", unit="seconds", group=_SOURCE, ge=0.1, le=60
+    )
+
+    # ---- folders and sockets
+    run_dir: Path = _knob(
+        default_run_dir,
+        "Sockets and page tables; one agent per folder",
+        shown="/run/kvtier; without root $XDG_RUNTIME_DIR/kvtier",
+        group=_PLACES,
+    )
+    shm_dir: Path = _knob(
+        Path("/dev/shm"),  # noqa: S108 - it is where shared memory is
+        "Shared-memory filesystem that holds the arenas",
+        group=_PLACES,
+    )
+    state_dir: Path = _knob(
+        default_state_dir,
+        "What outlives a restart: last good revision, counters",
+        shown="/var/lib/kvtier; without root $XDG_STATE_HOME/kvtier or ~/.local/state/kvtier",
+        group=_PLACES,
+    )
+    volume: Annotated[tuple[VolumeMapping, ...], NoDecode, _each(VolumeMapping.parse)] = _knob(
+        (),
+        "name=DIR: where a volume that policies name is mounted. Repeat it for each; commas in "
+        "the environment",
+        shown="none",
+        group=_PLACES,
+        max_length=16,
+    )
+    allow_root_filesystem: bool = _knob(
+        False,
+        "Let a volume lie on the root filesystem or an overlay, which a full tier would fill "
+        "for everybody. For trials on one machine",
+        group=_PLACES,
+    )
+    domain: Annotated[tuple[Domain, ...], NoDecode, _each(Domain.parse)] = _knob(
+        (Domain("default"),),
+        "NAME[:GID]: a trust domain, with its own socket (NAME.sock), arena and share of the "
+        "tiers. Repeat it for each",
+        shown="default",
+        group=_PLACES,
+        min_length=1,
+        max_length=16,
+    )
+    http: Annotated[HttpAddress, _one(HttpAddress.parse)] = _knob(
+        HttpAddress("127.0.0.1", 9476),
+        "HOST:PORT of /healthz, /readyz and /metrics. Port 0 takes a free one",
+        group=_PLACES,
+    )
+
+    # ---- memory and devices
+    device: Literal["auto", "cpu", "cuda"] = _knob(
+        "auto", "Where L0 lives. auto: cuda where there is one, else cpu", group=_DEVICE
+    )
+    device_memory: Bytes = _knob(
+        2 << 30,
+        "Stands for the device's memory where there is no device; percentOfDevice is taken of it",
+        unit="quantity",
+        group=_DEVICE,
+        ge=1 << 20,
+        le=1 << 50,
+    )
+    l0: Literal["owned", "engine"] = _knob(
+        "owned",
+        "Shape of L0. owned: an arena of the agent's. engine: the engine's own block pool",
+        group=_DEVICE,
+    )
+    memory_headroom: Bytes = _knob(
+        2 << 30,
+        "Part of the memory limit that is left to the agent's own heap and buffers",
+        unit="quantity",
+        group=_DEVICE,
+        ge=64 << 20,
+        le=1 << 40,
+    )
+
+    # ---- limits and deadlines
+    lease_seconds: float = _knob(
+        30.0,
+        "A lease or half-written put that is not given back by then is taken back",
+        unit="seconds",
+        group=_LIMITS,
+        ge=1,
+        le=3600,
+    )
+    stop_seconds: float = _knob(
+        8.0,
+        "How long an orderly stop may take before the process ends anyway",
+        unit="seconds",
+        group=_LIMITS,
+        ge=1,
+        le=60,
+    )
+
+    # ---- output
+    log_level: Literal["debug", "info", "warning", "error"] = _knob(
+        "info", "Least severe line that is written", group=_OUTPUT
+    )
+    log_format: Literal["json", "text"] = _knob(
+        "json", "json: one object a line. text: for people", group=_OUTPUT
+    )
+
+    @model_validator(mode="after")
+    def _fit_together(self) -> AgentSettings:
+        if self.policy is None and self.node_name is None:
+            raise ValueError(
+                "say where the policy comes from: --policy FILE to run alone, or --node-name NAME "
+                "to run under Kubernetes"
+            )
+        if self.kubeconfig is not None and self.policy is not None:
+            raise ValueError("--kubeconfig goes with --node-name; leave it or --policy out")
+        for what, names in (
+            ("volume", [v.name for v in self.volume]),
+            ("domain", [d.name for d in self.domain]),
+        ):
+            twice = sorted({n for n in names if names.count(n) > 1})
+            if twice:
+                raise ValueError(f"{what} {twice[0]} is given twice; give each name once")
+        longest = self.run_dir / f"{max((d.name for d in self.domain), key=len)}.sock"
+        if len(os.fsencode(longest)) > _LONGEST_SOCKET_PATH:
+            raise ValueError(
+                f"--run-dir {self.run_dir} is too long for a Unix socket; choose a path of at "
+                f"most {_LONGEST_SOCKET_PATH - len(longest.name) - 1} bytes"
+            )
+        return self
+
+    @property
+    def standalone(self) -> bool:
+        """A policy file wins over a node name that the environment happens to carry."""
+        return self.policy is not None
