@@ -39,15 +39,15 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from kvtier_agent.cache.geometry import Geometry
+from kvtier_agent.cache.identity import KEY_BYTES
+
 PROTOCOL: Final = 1
 OLDEST_PROTOCOL: Final = 1
 """The oldest version still spoken; PROTOCOL - 1 from the second version on."""
-KEY_VERSION: Final = 1
-"""How page keys are made (``cache.identity``); both sides must agree exactly."""
 ARENA_LAYOUT: Final = 1
 """How pages lie in the arenas: fixed slots, page first, slot rounded up to 4096 bytes."""
 
-KEY_BYTES: Final = 16
 MISS: Final = 255
 
 MAX_FRAMES: Final = 4
@@ -86,16 +86,26 @@ class Request(msgspec.Struct, array_like=True, tag_field="t", frozen=True):
 
 
 class GeometryInfo(msgspec.Struct, array_like=True, frozen=True):
-    """The page geometry of an engine: see ``cache.geometry.Geometry`` for the fields."""
+    """A page geometry on the wire: the fields of ``cache.geometry.Geometry``, in its order."""
 
     layers: int
     kv_heads: int
     head_size: int
     dtype_bytes: int
-    tensor_parallel: int
     page_tokens: int
-    fingerprint: bytes = b""
-    page_bytes: int = 0
+    tp: int = 1
+    weights: str = ""
+    dtype: str = ""
+    layout: str = ""
+
+    @classmethod
+    def of(cls, geometry: Geometry) -> GeometryInfo:
+        """``geometry`` as it travels."""
+        return cls(*(getattr(geometry, name) for name in cls.__struct_fields__))
+
+    def geometry(self) -> Geometry:
+        """The geometry itself; raises ``GeometryError`` where it makes no sense."""
+        return Geometry(**{name: getattr(self, name) for name in self.__struct_fields__})
 
 
 class Hello(Request, tag="hi", frozen=True):
@@ -115,6 +125,8 @@ class Hello(Request, tag="hi", frozen=True):
 class Lookup(Request, tag="lk", frozen=True):
     """Which of these pages are cached, and are they worth loading?"""
 
+    depth: int = 0
+    """Tokens in front of the first page."""
     slo_milliseconds: int | None = None
     """Time to first token that the request must meet; the policy's where absent."""
     total_tokens: int | None = None
@@ -127,14 +139,15 @@ class Reserve(Request, tag="rs", frozen=True):
     """Slots for new pages, in prefix order."""
 
     depth: int = 0
-    """Pages of the same chain in front of the first key."""
-    tokens: int | None = None
-    """Tokens in all these pages, where the last is partial."""
+    """Tokens in front of the first page."""
+    parent: bytes = b""
+    """Key of the page in front of the first (16 bytes); empty where it is not known."""
     partial_last: bool = False
+    """The last page is not full: it is never stored below L0."""
     frozen: str | None = None
     """Name of the frozen prefix that these pages belong to."""
-    parent: bytes = b""
-    """Key of the page in front of the first key (16 bytes), empty at the root."""
+    tokens_per_second: float | None = None
+    """Prefill speed that the engine measured."""
 
 
 class Commit(Request, tag="cm", frozen=True):
@@ -185,14 +198,14 @@ class Reply(msgspec.Struct, array_like=True, tag_field="t", frozen=True):
 
 
 class ArenaInfo(msgspec.Struct, array_like=True, frozen=True):
-    """One arena: ``tier`` 0 or 1; a descriptor comes over the lifeline, or a CUDA IPC handle."""
+    """One arena: ``tier`` 0 or 1. Its descriptor comes over the lifeline, or handles open it."""
 
     tier: int
     size_bytes: int
-    slot_bytes: int
-    kind: str = "file"
-    """``file``: shared memory, its descriptor is sent; ``cuda-ipc``: ``handle`` opens it."""
-    handle: bytes = b""
+    kind: str = "shm"
+    """``shm``: shared memory, its descriptor is sent; ``cuda``: CUDA IPC, one handle a chunk."""
+    chunk_bytes: int = 0
+    handles: list[bytes] = []
 
 
 class Welcome(Reply, tag="wl", frozen=True):
@@ -204,6 +217,7 @@ class Welcome(Reply, tag="wl", frozen=True):
     client: int
     secret: bytes
     page_bytes: int
+    slot_bytes: int
     page_tokens: int
     max_keys: int
     lease_milliseconds: int
@@ -221,11 +235,11 @@ class Looked(Reply, tag="lo", frozen=True):
 
 
 class Reserved(Reply, tag="re", frozen=True):
-    """Columns: see the table above; status is ``cache.results`` ``OFFERED`` and so on."""
+    """Columns: see the table above; status is ``cache.results.PutStatus``."""
 
 
 class Committed(Reply, tag="co", frozen=True):
-    """Column: what became of each page."""
+    """Column: ``cache.results.CommitStatus`` of each page."""
 
 
 class Loaded(Reply, tag="ll", frozen=True):

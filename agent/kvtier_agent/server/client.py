@@ -1,0 +1,306 @@
+"""The client library: what an engine, a replay or a probe holds of an agent.
+
+    with Client("/run/kvtier/default.sock", geometry) as cache:
+        found = cache.lookup(keys, total_tokens=len(prompt))
+        with cache.load(keys[: found.load]) as lease:
+            good = lease.copy_to(pages)          # verified copies; good[i] False = recompute
+        ...compute the rest...
+        cache.put(keys[n:], new_pages, depth=n * geometry.page_tokens, parent=bytes(keys[n - 1]))
+
+A cache must never be the reason that a request fails. So every call has a deadline, and whatever
+goes wrong (no agent, agent restarted, timeout, refusal) is answered as "nothing cached" or "not
+stored", unless the client was made with ``raise_errors=True``. While there is no agent the calls
+return at once; a background thread looks for one and says hello again.
+
+A restarted agent is another agent: the client takes its new boot token and arenas, and leases and
+reservations of the old one are void (see ``lease``). One client may be used from several threads:
+calls are made one after the other. After a fork the child's client starts afresh by itself.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvtier_agent.cache.geometry import Geometry
+from kvtier_agent.cache.identity import root_key
+from kvtier_agent.server import protocol as p
+from kvtier_agent.server.answers import ClientCounters, Lookup, PutResult, Stored
+from kvtier_agent.server.connection import (
+    AgentError,
+    AgentGoneError,
+    AgentTimeoutError,
+    RefusedError,
+)
+from kvtier_agent.server.lease import Lease, Reservation
+from kvtier_agent.server.link import Link
+from kvtier_agent.server.mapping import as_keys, rows_of
+
+
+class Client:
+    """A connection to the agent of one trust domain that mends itself. See the module's story."""
+
+    def __init__(
+        self,
+        socket: Path | str,
+        geometry: Geometry,
+        *,
+        timeout_seconds: float = 1.0,
+        tenant_salt: bytes = b"",
+        name: str = "",
+        raise_errors: bool = False,
+        probe: bool = False,
+    ) -> None:
+        """``timeout_seconds`` bounds every call (default 1 s; a ``load`` by its own deadline, where
+        one is given). ``tenant_salt`` enters ``root``, so that tenants never share a page.
+        ``raise_errors``: raise ``AgentError`` instead of answering "nothing cached".
+
+        An agent that is not there, or that refuses this client, is no error here either: see
+        ``connected`` and ``counters.last_error``.
+        """
+        self.geometry = geometry
+        self.timeout_seconds = timeout_seconds
+        self.root = root_key(geometry.fingerprint, tenant_salt)
+        """Parent key of every first page of this geometry and tenant."""
+        self.page_bytes = geometry.page_bytes
+        self._link = Link(
+            Path(socket),
+            geometry,
+            timeout_seconds=timeout_seconds,
+            name=name,
+            probe=probe,
+            raise_errors=raise_errors,
+        )
+
+    # -- the request path ------------------------------------------------------------------------
+
+    def lookup(
+        self,
+        keys: Any,
+        *,
+        slo_milliseconds: int | None = None,
+        total_tokens: int | None = None,
+        depth: int = 0,
+        request: int = 0,
+    ) -> Lookup:
+        """Where these pages (keys in prefix order, (n, 16) uint8) are, and how many to load.
+
+        ``total_tokens``: tokens of the whole prompt; ``depth``: tokens in front of the first key.
+        ``request``: the engine's own number where it asks for several requests in turn, or loads
+        through another client: the hits of a later ``load`` count for the lookup of that number.
+        """
+        names = as_keys(keys)
+        n = len(names)
+        with self._link.asking() as connection:
+            if connection is not None and n:
+                asked = names[: connection.welcome.max_keys]
+                head, columns = connection.request(
+                    p.Lookup(
+                        connection.next_id(), depth, slo_milliseconds, total_tokens, request
+                    ),
+                    (asked.data,), self.timeout_seconds, p.Looked,
+                )  # fmt: skip
+                tiers = np.full(n, p.MISS, np.uint8)
+                tiers[: len(asked)] = p.column(columns[0], "u1", len(asked))
+                return Lookup(tiers, head.prefix, head.load, head.reason)
+        return Lookup(np.full(n, p.MISS, np.uint8), 0, 0, "no-agent" if n else "empty")
+
+    def load(
+        self, keys: Any, *, deadline_milliseconds: int | None = None, request: int = 0
+    ) -> Lease:
+        """Pin these pages for reading; pages on NVMe are brought up first.
+
+        What has not come by the deadline (default: half of ``timeout_seconds``) is a miss, and so
+        is everything after the first miss: a prefix with a hole is of no use.
+        """
+        names = as_keys(keys)
+        n = len(names)
+        wait = self.timeout_seconds
+        if deadline_milliseconds is None:
+            deadline_milliseconds = max(1, int(wait * 500))
+        else:
+            wait += deadline_milliseconds / 1000
+        with self._link.asking() as connection:
+            if connection is not None and n:
+                m = min(n, connection.welcome.max_keys)
+                head, columns = connection.request(
+                    p.Load(connection.next_id(), deadline_milliseconds, request),
+                    (names[:m].data,), wait, p.Loaded,
+                )  # fmt: skip
+                tier = np.full(n, p.MISS, np.uint8)
+                tier[:m] = p.column(columns[0], "u1", m)
+                arena = _padded(p.column(columns[1], "u1", m), n, p.MISS)
+                offset = _padded(p.column(columns[2], "<u8", m), n, 0)
+                sums = _padded(p.column(columns[3], "<u8", m), n, 0)
+                return Lease(
+                    self._link, connection, head.lease, self.page_bytes, tier, arena, offset, sums
+                )
+        empty = np.full(n, p.MISS, np.uint8)
+        zero = np.zeros(n, np.uint64)
+        return Lease(self._link, None, 0, self.page_bytes, empty, empty, zero, zero)
+
+    def release(self, lease: Lease) -> None:
+        """The same as ``lease.release()``."""
+        lease.release()
+
+    def put(
+        self,
+        keys: Any,
+        source: Any,
+        *,
+        depth: int = 0,
+        tokens: int | None = None,
+        partial_last: bool = False,
+        frozen: str | None = None,
+        parent: bytes = b"",
+        tokens_per_second: float | None = None,
+    ) -> PutResult:
+        """Store pages: reserve, copy, checksum, commit. Never waits for a lower tier.
+
+        ``source``: (n, page_bytes) uint8, array or tensor, or a callable ``(i, destination)`` that
+        fills the slot of page i (called for the pages that are wanted only). ``depth``: tokens in
+        front of the first page; ``parent``: key of the page in front of it (default: ``root`` at
+        depth 0). ``tokens``: tokens in all these pages; fewer than full pages hold makes the last
+        one partial. ``frozen``: name of the frozen prefix they belong to.
+        Raises ``ValueError`` for a source of another shape; what a callable raises is passed on
+        after the slots were given back.
+        """
+        names = as_keys(keys)
+        n = len(names)
+        if tokens is not None and tokens < n * self.geometry.page_tokens:
+            partial_last = True
+        rows = None if callable(source) else rows_of(source, self.page_bytes, n)
+        reservation = self.reserve(
+            names, depth=depth, partial_last=partial_last, frozen=frozen, parent=parent,
+            tokens_per_second=tokens_per_second,
+        )  # fmt: skip
+        if not reservation.offered.size:
+            return PutResult(reservation.status)
+        try:
+            if rows is None:
+                reservation.fill(source)
+            else:
+                reservation.write_rows(rows)
+        except BaseException:
+            reservation.abort()
+            raise
+        return PutResult(reservation.commit())
+
+    def reserve(
+        self,
+        keys: Any,
+        *,
+        depth: int = 0,
+        partial_last: bool = False,
+        frozen: str | None = None,
+        parent: bytes = b"",
+        tokens_per_second: float | None = None,
+    ) -> Reservation:
+        """First half of ``put``, for engines that write into the arena themselves."""
+        names = as_keys(keys)
+        n = len(names)
+        with self._link.asking() as connection:
+            if connection is not None and n:
+                m = min(n, connection.welcome.max_keys)
+                message = p.Reserve(
+                    connection.next_id(), depth, parent or (b"" if depth else self.root),
+                    partial_last and m == n, frozen, tokens_per_second,
+                )  # fmt: skip
+                _, columns = connection.request(
+                    message, (names[:m].data,), self.timeout_seconds, p.Reserved
+                )
+                status = _padded(p.column(columns[0], "u1", m), n, Stored.REFUSED_SPACE)
+                arena = _padded(p.column(columns[1], "u1", m), n, p.MISS)
+                offset = _padded(p.column(columns[2], "<u8", m), n, 0)
+                return Reservation(
+                    self._link, connection, names, self.page_bytes, status, arena, offset
+                )
+        none = np.full(n, Stored.NO_AGENT, np.uint8)
+        return Reservation(
+            self._link, None, names, self.page_bytes, none, none, np.zeros(n, np.uint64)
+        )
+
+    def stats(self) -> dict[str, Any]:
+        """Counters and gauges of the trust domain (see ``server.stats``); {} without an agent."""
+        with self._link.asking() as connection:
+            if connection is not None:
+                reply, _ = connection.request(
+                    p.Stats(connection.next_id()), (), self.timeout_seconds, p.Statistics
+                )
+                return reply.values
+        return {}
+
+    def ping(self) -> bool:
+        """Does the agent answer, and does it know this client?"""
+        with self._link.asking() as connection:
+            if connection is not None:
+                connection.request(p.Ping(connection.next_id()), (), self.timeout_seconds, p.Pong)
+                return True
+        return False
+
+    # -- the life of the connection --------------------------------------------------------------
+
+    @property
+    def counters(self) -> ClientCounters:
+        """What this client met since it was made."""
+        return self._link.counters
+
+    @property
+    def connected(self) -> bool:
+        """Is there an agent, as far as is known now?"""
+        return self._link.connection is not None
+
+    @property
+    def boot(self) -> int:
+        """The boot token of the agent process, 0 without one."""
+        connection = self._link.connection
+        return 0 if connection is None else connection.welcome.boot
+
+    def wait_connected(self, timeout_seconds: float) -> bool:
+        """Wait until an agent took this client; False when none did in time."""
+        end = time.monotonic() + timeout_seconds
+        while not self.connected and time.monotonic() < end:
+            time.sleep(0.01)
+        return self.connected
+
+    def close(self) -> None:
+        """Leave in good order; leases and reservations go back. A second call does nothing."""
+        self._link.close()
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def _padded(values: NDArray[Any], n: int, fill: int) -> NDArray[Any]:
+    """``values`` with ``fill`` appended up to length ``n``: keys past what one call may carry."""
+    if len(values) == n:
+        return values
+    return np.concatenate([values, np.full(n - len(values), fill, values.dtype)])
+
+
+__all__ = [
+    "AgentError",
+    "AgentGoneError",
+    "AgentTimeoutError",
+    "Client",
+    "ClientCounters",
+    "Lease",
+    "Lookup",
+    "PutResult",
+    "RefusedError",
+    "Reservation",
+    "Stored",
+]

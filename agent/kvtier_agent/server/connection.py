@@ -1,0 +1,281 @@
+"""One conversation with one agent process: a message socket and a lifeline.
+
+A ``Connection`` lives exactly as long as the agent process that welcomed it. It is never mended:
+when the lifeline ends (the agent died) or the agent does not know the client any more, the
+connection is dropped and ``client.Client`` makes a new one, with a new boot token and newly mapped
+arenas, so that nothing of an old agent is ever used with a new one.
+
+A request that timed out may still be answered: such a late answer is recognised by its id, and
+what it granted (a lease, slots) is given back at once.
+"""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import math
+import os
+import socket
+import time
+import weakref
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import zmq
+
+from kvtier_agent.cache.identity import KEY_VERSION
+from kvtier_agent.server import protocol as p
+from kvtier_agent.server.mapping import Mapped, map_arenas
+
+R = TypeVar("R", bound=p.Reply)
+Buffer = bytes | memoryview
+MOST_UNANSWERED = 1024
+"""Timed-out requests that are remembered for their late answers."""
+
+
+class AgentError(Exception):
+    """The agent could not be asked; a ``Client`` turns this into a miss unless told otherwise."""
+
+
+class AgentGoneError(AgentError):
+    """No agent listens at this socket, or the one that did is gone."""
+
+
+class AgentTimeoutError(AgentError):
+    """The agent did not answer in time."""
+
+
+class RefusedError(AgentError):
+    """The agent refused; ``code`` is one of ``protocol.Code``."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+_open: weakref.WeakSet[Connection] = weakref.WeakSet()
+
+
+class Connection:
+    """See the module's story. Not thread-safe: its owner holds a lock."""
+
+    def __init__(
+        self,
+        path: Path,
+        geometry: p.GeometryInfo,
+        *,
+        name: str = "",
+        probe: bool = False,
+        timeout_seconds: float = 1.0,
+    ) -> None:
+        """Say hello, take up the lifeline, map the arenas.
+
+        Raises ``AgentGoneError``, ``AgentTimeoutError`` or ``RefusedError``.
+        """
+        self._ids = 0
+        self._late: dict[int, bytes] = {}
+        self._context = zmq.Context(io_threads=1)
+        self._socket = self._context.socket(zmq.DEALER)
+        self._lifeline: socket.socket | None = None
+        self._poller = zmq.Poller()
+        self.arenas: dict[int, Mapped] = {}
+        self._deadline = time.monotonic() + timeout_seconds
+        try:
+            self._dial(path)
+            hello = p.Hello(
+                self.next_id(), p.OLDEST_PROTOCOL, p.PROTOCOL, p.ARENA_LAYOUT, KEY_VERSION,
+                geometry, name[: p.MAX_NAME_BYTES], os.getpid(), probe,
+            )  # fmt: skip
+            self.welcome, _ = self.request(hello, (), timeout_seconds, p.Welcome)
+            self._hold_lifeline(path)
+        except BaseException:
+            self.close()
+            raise
+        _open.add(self)
+
+    def _dial(self, path: Path) -> None:
+        if not path.is_socket():
+            raise AgentGoneError(f"no agent at {path}: start one with `kvtier agent`")
+        for option, value in (
+            (zmq.LINGER, 0),
+            (zmq.IMMEDIATE, 1),
+            (zmq.SNDHWM, 1000),
+            (zmq.RCVHWM, 1000),
+        ):
+            self._socket.setsockopt(option, value)
+        self._poller.register(self._socket, zmq.POLLIN)
+        self._socket.connect(f"ipc://{path}")
+
+    def _hold_lifeline(self, path: Path) -> None:
+        line = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._lifeline = line
+        try:
+            line.settimeout(max(0.05, self._deadline - time.monotonic()))
+            line.connect(str(path.with_suffix(".life")))
+            welcome = self.welcome
+            line.sendall(p.LIFELINE_HELLO.pack(p.LIFELINE_MAGIC, welcome.client, welcome.secret))
+            answer, descriptors = _receive_arenas(line)
+        except TimeoutError:
+            raise AgentTimeoutError(f"the agent at {path} did not take the lifeline") from None
+        except OSError as error:
+            raise AgentGoneError(f"lifeline of {path}: {error.strerror or error}") from None
+        if answer[:1] != b"\x01":
+            for descriptor in descriptors:
+                os.close(descriptor)
+            raise AgentGoneError(f"the agent at {path} refused the lifeline")
+        line.setblocking(False)
+        self._poller.register(line.fileno(), zmq.POLLIN)
+        try:
+            self.arenas = map_arenas(welcome.arenas, descriptors)
+        except (OSError, RuntimeError, ValueError) as error:
+            raise AgentGoneError(f"arenas of {path} cannot be mapped: {error}") from None
+
+    def request(
+        self, message: p.Request, buffers: Sequence[Buffer], timeout_seconds: float, kind: type[R]
+    ) -> tuple[R, list[Any]]:
+        """Send and wait for the reply of type ``kind``; the reply and its buffers.
+
+        Raises ``AgentTimeoutError``, ``AgentGoneError`` or ``RefusedError``.
+        """
+        end = time.monotonic() + timeout_seconds
+        self._put_on_wire([p.encode(message), *buffers], end)
+        while True:
+            left = end - time.monotonic()
+            events = self._poller.poll(_milliseconds(left))
+            ready = {entry[0] for entry in events}
+            if self._socket in ready:
+                frames = self._socket.recv_multipart(zmq.NOBLOCK)
+                reply = p.decode_reply(frames[0])
+                if reply.id != message.id:
+                    self._take_late(frames)
+                    continue
+                if isinstance(reply, kind):
+                    return reply, frames[1:]
+                if isinstance(reply, p.Refused):
+                    raise RefusedError(reply.code, reply.message)
+                raise AgentGoneError(f"answer of type {type(reply).__name__}")
+            if ready and self._lifeline_ended():
+                raise AgentGoneError("the agent is gone")
+            if left <= 0:
+                self._remember(message, buffers)
+                raise AgentTimeoutError(f"no answer within {timeout_seconds:g} s")
+
+    def send(self, message: p.Request, buffers: Sequence[Buffer] = ()) -> None:
+        """Send a message that wants no reply; dropped when the agent does not take messages."""
+        with contextlib.suppress(zmq.ZMQError):
+            self._socket.send_multipart([p.encode(message), *buffers], zmq.NOBLOCK)
+
+    def next_id(self) -> int:
+        """A new request id."""
+        self._ids += 1
+        return self._ids
+
+    def alive(self) -> bool:
+        """Take late answers in, and look whether the agent is still there."""
+        while self._socket.poll(0):
+            self._take_late(self._socket.recv_multipart(zmq.NOBLOCK))
+        return not self._lifeline_ended()
+
+    def close(self) -> None:
+        """End the conversation; the agent takes back whatever was held."""
+        _open.discard(self)
+        self._socket.close(0)
+        # term() could wait for the I/O thread; destroy with linger 0 does not.
+        self._context.destroy(linger=0)
+        if self._lifeline is not None:
+            self._lifeline.close()
+        self.arenas = {}
+
+    def _forget_after_fork(self) -> None:
+        """In a forked child: let go of the parent's lifeline, or its death would go unseen."""
+        if self._lifeline is not None:
+            self._lifeline.close()
+
+    def _put_on_wire(self, frames: list[Buffer], end: float) -> None:
+        """Send; with IMMEDIATE set a socket that is not connected yet takes nothing."""
+        while True:
+            try:
+                self._socket.send_multipart(frames, zmq.NOBLOCK)
+                return
+            except zmq.Again:
+                left = end - time.monotonic()
+                if left <= 0:
+                    raise AgentGoneError("no agent takes messages at this socket") from None
+                self._socket.poll(_milliseconds(min(left, 0.1)), zmq.POLLOUT)
+
+    def _remember(self, message: p.Request, buffers: Sequence[Buffer]) -> None:
+        if isinstance(message, p.Load | p.Reserve):
+            self._late[message.id] = bytes(buffers[0])
+            while len(self._late) > MOST_UNANSWERED:
+                self._late.pop(next(iter(self._late)))
+
+    def _take_late(self, frames: list[bytes]) -> None:
+        reply = p.decode_reply(frames[0])
+        keys = self._late.pop(reply.id, None)
+        if isinstance(reply, p.Loaded) and reply.lease:
+            self.send(p.Release(0, self.welcome.boot, reply.lease), (b"",))
+        elif isinstance(reply, p.Reserved) and keys is not None:
+            self.send(p.Abort(0, self.welcome.boot), (keys,))
+
+    def _lifeline_ended(self) -> bool:
+        line = self._lifeline
+        if line is None:
+            return False
+        try:
+            return line.recv(16) == b""
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
+
+
+def _receive_arenas(line: socket.socket) -> tuple[bytes, list[int]]:
+    """The agent's answer on a new lifeline, and the descriptors that came with it."""
+    size = p.LIFELINE_ARENAS.size
+    answer, ancillary, _, _ = line.recvmsg(size, socket.CMSG_SPACE(8 * 4))
+    descriptors = array.array("i")
+    for level, kind, data in ancillary:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+            descriptors.frombytes(data[: len(data) - len(data) % descriptors.itemsize])
+    return answer, list(descriptors)
+
+
+def _milliseconds(seconds: float) -> int:
+    """Rounded up: a poll of 0 ms in a loop would spin."""
+    return max(0, math.ceil(seconds * 1000))
+
+
+def _after_fork() -> None:
+    for connection in list(_open):
+        connection._forget_after_fork()
+    _open.clear()
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
+def is_live(path: Path) -> bool:
+    """Does anybody listen on this Unix socket?"""
+    probe = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    probe.settimeout(0.5)
+    try:
+        probe.connect(str(path))
+    except (FileNotFoundError, ConnectionRefusedError):
+        return False
+    except OSError:
+        # Somebody is there (a full backlog, no permission): not ours to replace.
+        return True
+    finally:
+        probe.close()
+    return True
+
+
+__all__ = [
+    "AgentError",
+    "AgentGoneError",
+    "AgentTimeoutError",
+    "Connection",
+    "RefusedError",
+    "is_live",
+]

@@ -1,0 +1,199 @@
+"""The link of a client to whatever agent is there: it breaks, and mends itself.
+
+A ``Link`` holds at most one ``Connection``. Calls go through ``asking``, which hands out the
+connection under a lock and turns ``AgentError`` into the caller's fallback answer. A background
+thread (the keeper) notices a lost agent, takes late answers in, and looks for a new agent with a
+back-off from 0.1 s to 2 s; it dials without the lock, so that calls made meanwhile answer at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvtier_agent.cache.geometry import Geometry
+from kvtier_agent.cache.results import CommitStatus
+from kvtier_agent.server import protocol as p
+from kvtier_agent.server.answers import ClientCounters, Stored
+from kvtier_agent.server.connection import (
+    AgentError,
+    AgentGoneError,
+    AgentTimeoutError,
+    Connection,
+    RefusedError,
+)
+
+KEEPER_SECONDS: Final = 0.2
+"""How often the background thread looks for late answers and for a lost agent."""
+FIRST_BACKOFF_SECONDS: Final = 0.1
+LAST_BACKOFF_SECONDS: Final = 2.0
+
+
+class Link:
+    """See the module's story."""
+
+    def __init__(
+        self,
+        path: Path,
+        geometry: Geometry,
+        *,
+        timeout_seconds: float,
+        name: str,
+        probe: bool,
+        raise_errors: bool,
+    ) -> None:
+        """Tries once to connect, for at most ``timeout_seconds``; then the keeper goes on."""
+        self.path = path
+        self.timeout_seconds = timeout_seconds
+        self.counters = ClientCounters()
+        self.connection: Connection | None = None
+        self._geometry = p.GeometryInfo.of(geometry)
+        self._name = name
+        self._probe = probe
+        self._raise = raise_errors
+        self._begin()
+        with contextlib.suppress(AgentError):
+            self._connect()
+
+    def close(self) -> None:
+        """Say goodbye and end the keeper. A second call does nothing."""
+        self._closing.set()
+        with self._lock:
+            connection, self.connection = self.connection, None
+            if connection is not None:
+                connection.send(p.Bye(0))
+                connection.close()
+        if self._keeper is not threading.current_thread():
+            self._keeper.join(self.timeout_seconds + 1)
+
+    def _begin(self) -> None:
+        """Lock and keeper of this process (again after a fork)."""
+        self._pid = os.getpid()
+        self._lock = threading.RLock()
+        self._closing = threading.Event()
+        self._keeper = threading.Thread(target=self._keep, name="kvtier-client", daemon=True)
+        self._keeper.start()
+
+    def _connect(self) -> None:
+        """One attempt, without the lock: calls meanwhile answer at once. Raises ``AgentError``."""
+        try:
+            connection = Connection(
+                self.path, self._geometry, name=self._name, probe=self._probe,
+                timeout_seconds=self.timeout_seconds,
+            )  # fmt: skip
+        except AgentError as error:
+            self._note(error)
+            raise
+        with self._lock:
+            if self._closing.is_set() or self.connection is not None:
+                connection.close()
+                return
+            self.connection = connection
+            self.counters.connects += 1
+
+    def _drop(self) -> None:
+        connection, self.connection = self.connection, None
+        if connection is not None:
+            self.counters.losses += 1
+            connection.close()
+
+    def _note(self, error: AgentError) -> None:
+        counters = self.counters
+        counters.last_error = str(error)
+        if isinstance(error, AgentTimeoutError):
+            counters.timeouts += 1
+        elif isinstance(error, RefusedError):
+            counters.refusals += 1
+            counters.by_code[error.code] = counters.by_code.get(error.code, 0) + 1
+
+    @contextlib.contextmanager
+    def asking(self) -> Iterator[Connection | None]:
+        """The connection for one call; an ``AgentError`` inside becomes the caller's fallback."""
+        if os.getpid() != self._pid:
+            self.connection = None  # the parent's; its lifeline was let go of at the fork
+            self._begin()
+        with self._lock:
+            connection = self.connection
+            if connection is None and self._raise:
+                raise AgentGoneError(self.counters.last_error or "no agent")
+            try:
+                yield connection
+            except (AgentError, p.MalformedError) as error:
+                problem = error if isinstance(error, AgentError) else AgentGoneError(str(error))
+                self._note(problem)
+                lost = isinstance(problem, AgentGoneError) or (
+                    isinstance(problem, RefusedError)
+                    and problem.code in (p.Code.UNKNOWN_CLIENT, p.Code.STALE_BOOT)
+                )
+                if lost and self.connection is connection:
+                    self._drop()
+                if self._raise:
+                    raise problem from None
+
+    def _keep(self) -> None:
+        """Background: notice a lost agent, take late answers in, find a new agent."""
+        backoff = FIRST_BACKOFF_SECONDS
+        wait = KEEPER_SECONDS
+        while not self._closing.wait(wait):
+            wait = KEEPER_SECONDS
+            try:
+                if self.connection is None:
+                    self._connect()
+                    backoff = FIRST_BACKOFF_SECONDS
+                else:
+                    self._look_after()
+            except (AgentError, p.MalformedError):
+                wait = backoff
+                backoff = min(LAST_BACKOFF_SECONDS, backoff * 2)
+
+    def _look_after(self) -> None:
+        with self._lock:
+            if self.connection is not None and not self.connection.alive():
+                self._note(AgentGoneError("the agent is gone"))
+                self._drop()
+
+    def end_lease(self, connection: Connection, lease: int, bad: NDArray[Any]) -> None:
+        self.counters.bad_pages += len(bad)
+        with self._lock:
+            if connection is self.connection:
+                connection.send(p.Release(0, connection.welcome.boot, lease), (bad.tobytes(),))
+
+    def abort(self, connection: Connection, keys: NDArray[np.uint8]) -> None:
+        with self._lock:
+            if connection is self.connection:
+                connection.send(
+                    p.Abort(0, connection.welcome.boot), (np.ascontiguousarray(keys).data,)
+                )
+
+    def commit(
+        self,
+        connection: Connection | None,
+        status: NDArray[np.uint8],
+        offered: NDArray[np.intp],
+        keys: NDArray[np.uint8],
+        sums: NDArray[np.uint64],
+    ) -> NDArray[np.uint8]:
+        result = status.copy()
+        if not offered.size:
+            return result
+        result[offered] = Stored.LOST
+        with self.asking() as current:
+            if connection is not None and connection is current:
+                _, columns = connection.request(
+                    p.Commit(connection.next_id(), connection.welcome.boot),
+                    (np.ascontiguousarray(keys[offered]).data, sums[offered].tobytes()),
+                    self.timeout_seconds, p.Committed,
+                )  # fmt: skip
+                done = p.column(columns[0], "u1", len(offered)) == CommitStatus.COMMITTED
+                result[offered[done]] = Stored.STORED
+                return result
+            return result
+        result[offered] = Stored.NO_AGENT
+        return result
