@@ -7,7 +7,7 @@ more exact sentence in its place. ``runbook`` is one line: what to do.
 
 from __future__ import annotations
 
-from enum import Enum
+from enum import StrEnum
 from typing import NamedTuple
 
 
@@ -16,7 +16,7 @@ class About(NamedTuple):
     runbook: str
 
 
-class Reason(str, Enum):
+class Reason(StrEnum):
     """Condition reasons. The value is the word that stands in the object, equal to the name."""
 
     about: About
