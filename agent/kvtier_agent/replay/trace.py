@@ -26,7 +26,7 @@ import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Annotated
+from typing import IO, Annotated, cast
 
 import msgspec
 import numpy as np
@@ -189,7 +189,7 @@ def _numbered_lines(path: Path, trace: Trace) -> Iterator[tuple[int, bytes | Non
         with path.open("rb") as raw:
             magic = raw.peek(2)[:2]
             zipped = magic == b"\x1f\x8b"
-            stream: IO[bytes] = gzip.GzipFile(fileobj=raw) if zipped else raw
+            stream: IO[bytes] = cast(IO[bytes], gzip.GzipFile(fileobj=raw) if zipped else raw)
             number = 0
             while True:
                 number += 1
