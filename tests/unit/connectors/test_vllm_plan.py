@@ -47,7 +47,7 @@ def test_the_whole_prompt_is_never_loaded() -> None:
 def test_only_blocks_past_the_local_hit_are_written() -> None:
     made = planner(hashes=6, blocks=7)
     made.loadable_keys("r", 28)
-    made.allocated("r", computed_tokens=12, external_tokens=made.external_tokens(3, 12))
+    made.allocated("r", made.offer("r", hit_pages=3, computed_tokens=12))
     load, save = made.step("r", 28)
     assert load is not None
     assert (load.first_page, load.skip_blocks) == (1, 1)
@@ -56,12 +56,23 @@ def test_only_blocks_past_the_local_hit_are_written() -> None:
     assert save is None, "what came from the cache does not go back"
 
 
+def test_vllm_may_ask_again_before_it_allocates() -> None:
+    made = planner(hashes=6, blocks=7)
+    made.loadable_keys("r", 28)
+    made.offer("r", hit_pages=3, computed_tokens=0)
+    assert made.offer("r", hit_pages=3, computed_tokens=16) == 8
+    made.allocated("r", 8)
+    load, _ = made.step("r", 28)
+    assert load is not None
+    assert (load.first_page, load.skip_blocks, len(load.keys)) == (2, 0, 1)
+
+
 def test_pages_are_saved_once_and_only_when_complete() -> None:
     made = planner(hashes=2, blocks=2)
     assert made.step("r", 7) == (None, None)
     _, save = made.step("r", 8)
     assert save is not None
-    assert (save.first_page, save.block_ids) == (0, (100, 101))
+    assert (save.first_page, save.block_ids, save.parent) == (0, (100, 101), ROOT)
     assert made.step("r", 9) == (None, None)
 
 
@@ -79,7 +90,7 @@ def test_a_failed_load_offers_the_pages_again() -> None:
 def test_a_load_is_planned_once() -> None:
     made = planner(hashes=4, blocks=5)
     made.loadable_keys("r", 20)
-    made.allocated("r", 0, 16)
+    made.allocated("r", made.offer("r", 2, 0))
     assert made.step("r", 20)[0] is not None
     assert made.step("r", 21)[0] is None
 

@@ -48,9 +48,13 @@ class LoadPages:
 
 @dataclass(frozen=True, slots=True)
 class SavePages:
-    """Pages complete after this step's forward pass; fields as in `LoadPages`."""
+    """Pages complete after this step's forward pass; fields as in `LoadPages`.
+
+    parent: key of the page before the first one, the root for page 0.
+    """
 
     request_id: str
+    parent: bytes
     keys: tuple[bytes, ...]
     first_page: int
     block_ids: tuple[int, ...]
@@ -115,15 +119,19 @@ class RequestPlanner:
         """Keys that may be loaded for a prompt: at least one token is left to compute."""
         return self.keys(request_id, prompt_tokens - 1)
 
-    def external_tokens(self, hit_pages: int, computed_tokens: int) -> int:
-        """Tokens that `hit_pages` cached pages add to `computed_tokens` of vLLM's own."""
+    def offer(self, request_id: str, hit_pages: int, computed_tokens: int) -> int:
+        """Tokens that `hit_pages` cached pages add to `computed_tokens` of vLLM's own.
+
+        vLLM may ask again, with another count, before it allocates; the last answer holds.
+        """
+        self._requests[request_id].load_first_block = computed_tokens // self._block_tokens
         return max(0, hit_pages * self._page_tokens - computed_tokens)
 
-    def allocated(self, request_id: str, computed_tokens: int, external_tokens: int) -> None:
-        """vLLM has given blocks for `external_tokens` after `computed_tokens` of its own."""
+    def allocated(self, request_id: str, external_tokens: int) -> None:
+        """vLLM has given blocks for `external_tokens` of the last offer."""
         request = self._requests[request_id]
-        request.load_first_block = computed_tokens // self._block_tokens
-        request.load_end_page = (computed_tokens + external_tokens) // self._page_tokens
+        end = request.load_first_block * self._block_tokens + external_tokens
+        request.load_end_page = end // self._page_tokens
 
     def blocks_replaced(self, request_id: str, block_ids: Sequence[int]) -> None:
         """The request is scheduled for the first time, or again after a preemption."""
@@ -139,7 +147,7 @@ class RequestPlanner:
                 request.saved_pages = 0
 
     def step(self, request_id: str, tokens_after: int) -> tuple[LoadPages | None, SavePages | None]:
-        """The pages to load before and to save after a step that ends with `tokens_after` computed."""
+        """Pages to load before and to save after a step that ends with `tokens_after` computed."""
         request = self._requests[request_id]
         load = self._take_load(request_id, request)
         keys = self.keys(request_id, tokens_after)
@@ -150,7 +158,11 @@ class RequestPlanner:
             return load, None
         request.saved_pages = len(keys)
         save = SavePages(
-            request_id, tuple(keys[first:]), first, self._blocks(request, first, len(keys))
+            request_id,
+            keys[first - 1] if first else self._root,
+            tuple(keys[first:]),
+            first,
+            self._blocks(request, first, len(keys)),
         )
         return load, save
 

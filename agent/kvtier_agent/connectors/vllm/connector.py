@@ -1,0 +1,239 @@
+"""The vLLM connector: whole pages, loaded before and saved after the forward pass.
+
+One flag makes an engine use the node's tiers:
+
+    --kv-transfer-config '{"kv_connector": "KvtierConnector", "kv_role": "kv_both",
+        "kv_connector_module_path": "kvtier_agent.connectors.vllm",
+        "kv_connector_extra_config": {"kvtier.socket": "/run/kvtier/default.sock"},
+        "kv_load_failure_policy": "recompute"}'
+
+vLLM makes two objects of this class, in two processes: the SCHEDULER one asks what is cached and
+plans (`plan.RequestPlanner`), the WORKER one moves bytes (`layout.BlockCopier`). They share
+nothing but the metadata that vLLM carries from one to the other each step.
+
+An agent that is absent, restarted or slow is a miss: the client answers "nothing cached" and the
+engine computes. A page that cannot be loaded although it was promised is reported block by block,
+and vLLM recomputes from there (with `kv_load_failure_policy: recompute`; its default ends the
+request with an error, so say so in the configuration).
+"""
+
+from __future__ import annotations
+
+import logging
+import zlib
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from vllm.distributed.kv_transfer.kv_connector.v1.base import (
+    KVConnectorBase_V1,
+    KVConnectorMetadata,
+    KVConnectorRole,
+)
+
+from kvtier_agent.cache.identity import as_keys, child_key_from_digest
+from kvtier_agent.connectors.vllm.layout import BlockCopier, EngineLayout, engine_layout
+from kvtier_agent.connectors.vllm.plan import LoadPages, RequestPlanner, SavePages
+from kvtier_agent.server.client import Client
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+    from vllm.forward_context import ForwardContext
+    from vllm.v1.attention.backend import AttentionMetadata
+    from vllm.v1.core.kv_cache_manager import KVCacheBlocks
+    from vllm.v1.core.sched.output import SchedulerOutput
+    from vllm.v1.kv_cache_interface import KVCacheConfig
+    from vllm.v1.outputs import KVConnectorOutput
+    from vllm.v1.request import Request
+
+log = logging.getLogger(__name__)
+
+EXTRA_SOCKET = "kvtier.socket"
+EXTRA_PAGE_TOKENS = "kvtier.page_tokens"
+EXTRA_TIMEOUT = "kvtier.timeout_milliseconds"
+DEFAULT_SOCKET = "/run/kvtier/default.sock"
+DEFAULT_TIMEOUT_MILLISECONDS = 1000
+
+
+@dataclass
+class StepPlan(KVConnectorMetadata):  # type: ignore[misc]
+    """What the worker does in one step; empty most of the time."""
+
+    loads: list[LoadPages] = field(default_factory=list)
+    saves: list[SavePages] = field(default_factory=list)
+
+
+def request_number(request_id: str) -> int:
+    """The number by which a lookup and its load, made by two processes, meet."""
+    return zlib.crc32(request_id.encode()) or 1
+
+
+class KvtierConnector(KVConnectorBase_V1):  # type: ignore[misc]
+    """Both halves of the connector; vLLM decides which by `role`."""
+
+    def __init__(
+        self, vllm_config: VllmConfig, role: KVConnectorRole, kv_cache_config: KVCacheConfig
+    ) -> None:
+        super().__init__(vllm_config, role, kv_cache_config)
+        extra = self._kv_transfer_config.kv_connector_extra_config
+        page_tokens = extra.get(EXTRA_PAGE_TOKENS)
+        self._layout: EngineLayout = engine_layout(
+            vllm_config, kv_cache_config, None if page_tokens is None else int(page_tokens)
+        )
+        name = f"vllm-{role.name.lower()}"
+        self._client = Client(
+            extra.get(EXTRA_SOCKET, DEFAULT_SOCKET),
+            self._layout.geometry,
+            timeout_seconds=int(extra.get(EXTRA_TIMEOUT, DEFAULT_TIMEOUT_MILLISECONDS)) / 1000,
+            name=name,
+        )
+        if not self._client.connected:
+            log.warning("kvtier: no agent yet (%s); computing", self._client.counters.last_error)
+        self._planner = RequestPlanner(
+            self._client.root,
+            self._layout.block_tokens,
+            self._layout.geometry.page_tokens,
+            child_key_from_digest,
+        )
+        self._num_blocks = kv_cache_config.num_blocks
+        self._copier: BlockCopier | None = None
+        self._bad_blocks: set[int] = set()
+        self._failed_requests: set[str] = set()
+
+    @property
+    def requires_kv_delivery(self) -> bool:
+        """A dropped save is a later miss, nothing that a request must wait for."""
+        return False
+
+    # -- scheduler side ------------------------------------------------------------------------
+
+    def on_new_request(self, request: Request) -> None:
+        self._planner.track(request.request_id, request.block_hashes)
+
+    def get_num_new_matched_tokens(
+        self, request: Request, num_computed_tokens: int
+    ) -> tuple[int | None, bool]:
+        """Tokens beyond vLLM's own hit that the tiers hold and that are worth loading."""
+        if request.skip_reading_prefix_cache:
+            return 0, False
+        self._planner.track(request.request_id, request.block_hashes)
+        request_id = request.request_id
+        keys = self._planner.loadable_keys(request_id, request.num_tokens)
+        if not self._planner.offer(request_id, len(keys), num_computed_tokens):
+            return 0, False
+        found = self._client.lookup(
+            as_keys(b"".join(keys)),
+            total_tokens=request.num_tokens,
+            request=request_number(request_id),
+        )
+        return self._planner.offer(request_id, found.load, num_computed_tokens), False
+
+    def update_state_after_alloc(
+        self, request: Request, blocks: KVCacheBlocks, num_external_tokens: int
+    ) -> None:
+        if num_external_tokens > 0:
+            self._planner.allocated(request.request_id, num_external_tokens)
+
+    def build_connector_meta(self, scheduler_output: SchedulerOutput) -> KVConnectorMetadata:
+        plan = StepPlan()
+        scheduled = scheduler_output.num_scheduled_tokens
+        for new in scheduler_output.scheduled_new_reqs:
+            self._planner.blocks_replaced(new.req_id, new.block_ids[0])
+            self._add(plan, new.req_id, new.num_computed_tokens + scheduled[new.req_id])
+        cached = scheduler_output.scheduled_cached_reqs
+        for number, request_id in enumerate(cached.req_ids):
+            block_ids = cached.new_block_ids[number]
+            if request_id in cached.resumed_req_ids:
+                self._planner.blocks_replaced(request_id, block_ids[0] if block_ids else ())
+            elif block_ids is not None:
+                self._planner.blocks_appended(request_id, block_ids[0])
+            self._add(plan, request_id, cached.num_computed_tokens[number] + scheduled[request_id])
+        return plan
+
+    def _add(self, plan: StepPlan, request_id: str, tokens_after: int) -> None:
+        load, save = self._planner.step(request_id, tokens_after)
+        if load is not None:
+            plan.loads.append(load)
+        if save is not None:
+            plan.saves.append(save)
+
+    def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
+        if connector_output.invalid_block_ids:
+            self._planner.load_failed(set(connector_output.invalid_block_ids))
+
+    def request_finished(
+        self, request: Request, block_ids: list[int]
+    ) -> tuple[bool, dict[str, Any] | None]:
+        self._planner.forget(request.request_id)
+        return False, None
+
+    # -- worker side ---------------------------------------------------------------------------
+
+    def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
+        self._copier = BlockCopier(self._layout, kv_caches, self._num_blocks)
+
+    def start_load_kv(self, forward_context: ForwardContext, **kwargs: Any) -> None:
+        self._failed_requests.clear()
+        for load in self._plan().loads:
+            self._load(load)
+
+    def _load(self, load: LoadPages) -> None:
+        assert self._copier is not None
+        pages = torch.empty((len(load.keys), self._layout.geometry.page_bytes), dtype=torch.uint8)
+        with self._client.load(
+            as_keys(b"".join(load.keys)), request=request_number(load.request_id)
+        ) as lease:
+            good = lease.copy_to(pages)
+        per_page = self._layout.blocks_per_page
+        usable = len(good) if good.all() else int(good.argmin())
+        if usable:
+            self._copier.scatter(
+                pages[:usable], load.block_ids[: usable * per_page], load.skip_blocks
+            )
+        if usable < len(load.keys):
+            # vLLM recomputes from the first bad block on; nothing behind it may stay as it is.
+            bad = load.block_ids[max(usable * per_page, load.skip_blocks) :]
+            self._copier.zero(bad)
+            self._bad_blocks.update(bad)
+            self._failed_requests.add(load.request_id)
+
+    def wait_for_layer_load(self, layer_name: str) -> None:
+        """Loads are complete before the forward pass begins."""
+
+    def save_kv_layer(
+        self,
+        layer_name: str,
+        kv_layer: torch.Tensor,
+        attn_metadata: AttentionMetadata,
+        **kwargs: Any,
+    ) -> None:
+        """Pages hold all layers: they are saved once the last layer is done (`wait_for_save`)."""
+
+    def wait_for_save(self) -> None:
+        page_tokens = self._layout.geometry.page_tokens
+        for save in self._plan().saves:
+            if save.request_id in self._failed_requests:
+                continue  # computed on blank blocks: wrong, and recomputed by vLLM
+            assert self._copier is not None
+            self._client.put(
+                as_keys(b"".join(save.keys)),
+                self._copier.gather(save.block_ids),
+                depth=save.first_page * page_tokens,
+                parent=save.parent,
+            )
+
+    def get_block_ids_with_load_errors(self) -> set[int]:
+        bad, self._bad_blocks = self._bad_blocks, set()
+        return bad
+
+    def reset_cache(self) -> bool | None:
+        """vLLM drops its own prefix cache; what the tiers hold is named by content and stays."""
+        return True
+
+    def shutdown(self) -> None:
+        self._client.close()
+
+    def _plan(self) -> StepPlan:
+        plan = self._get_connector_metadata()
+        assert isinstance(plan, StepPlan)
+        return plan
