@@ -71,7 +71,6 @@ class Engine:
         self.block_tokens = block_tokens
         self._group = max(1, min(GROUP_PAGES, GROUP_BYTES // content.page_bytes))
         self._buffer = np.empty((self._group, content.page_bytes), dtype=np.uint8)
-        self._number = 0
 
     def run(self, request: Request, chain: ChainKeys, spoil: Spoil | None = None) -> Outcome:
         """One request from lookup to put. Never raises for what the agent does or does not do."""
@@ -79,7 +78,6 @@ class Engine:
         keys = chain.of(request.hash_ids)
         if not len(keys):
             return outcome
-        self._number += 1
         found: list[npt.NDArray[np.uint8]] = []
         try:
             self._load_prefix(request, keys, found, outcome, spoil)
@@ -98,32 +96,20 @@ class Engine:
         outcome: Outcome,
         spoil: Spoil | None,
     ) -> None:
+        looked = self.client.lookup(keys, total_tokens=request.input_length)
         done = 0
-        while done < len(keys):
-            asked = keys[done : done + 2 * GROUP_PAGES]
-            looked = self.client.lookup(
-                asked,
-                total_tokens=request.input_length,
-                depth=done * self.block_tokens,
-                request=self._number,
-            )
-            end = done + looked.load
-            while done < end:
-                group = keys[done : min(done + self._group, end)]
-                tiers = self._load(group, outcome, spoil)
-                found.append(tiers)
-                done += len(tiers)
-                if len(tiers) < len(group):
-                    return
-            if looked.load < len(asked):
+        while done < looked.load:
+            group = keys[done : min(done + self._group, looked.load)]
+            tiers = self._load(group, outcome, spoil)
+            found.append(tiers)
+            done += len(tiers)
+            if len(tiers) < len(group):
                 return
 
     def _load(self, keys: KeyArray, outcome: Outcome, spoil: Spoil | None) -> npt.NDArray[np.uint8]:
         """Load a group; the tiers of its verified prefix."""
         pages = self._buffer[: len(keys)]
-        with self.client.load(
-            keys, deadline_milliseconds=LOAD_DEADLINE_MILLISECONDS, request=self._number
-        ) as lease:
+        with self.client.load(keys, deadline_milliseconds=LOAD_DEADLINE_MILLISECONDS) as lease:
             tiers = lease.tier.copy()
             good = lease.copy_to(pages)
         there = int(np.argmin(good)) if not good.all() else len(keys)

@@ -16,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import json
+import os
 import shutil
 import signal
 import subprocess
@@ -119,6 +120,7 @@ class _Child:
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self.folders: list[Path] = []
         self._libc = ctypes.CDLL(None, use_errno=True)
+        self._pid = os.getpid()
 
     def run(self) -> None:
         try:
@@ -160,6 +162,8 @@ class _Child:
 
     def _die_with_parent(self) -> None:
         self._libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        if os.getppid() != self._pid:
+            os._exit(127)  # the guardian ended before the request was made
 
     def _stop(self, process: subprocess.Popen[bytes]) -> int:
         if process.poll() is None:
