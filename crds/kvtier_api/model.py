@@ -12,9 +12,17 @@ from __future__ import annotations
 
 from typing import Any, ClassVar, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    GetJsonSchemaHandler,
+    TypeAdapter,
+    ValidationInfo,
+    model_validator,
+)
 from pydantic.fields import FieldInfo
-from pydantic_core import PydanticCustomError
+from pydantic_core import PydanticCustomError, core_schema
 
 from kvtier_api.rules import Rule
 
@@ -55,6 +63,22 @@ class ApiModel(BaseModel):
         return self
 
     @classmethod
+    def __get_pydantic_json_schema__(
+        cls, schema: core_schema.CoreSchema, handler: GetJsonSchemaHandler
+    ) -> dict[str, Any]:
+        """JSON schema with the rules, and with the computed fields among the properties."""
+        out = dict(handler.resolve_ref_schema(handler(schema)))
+        properties = dict(out.get("properties", {}))
+        for name, field in cls.model_computed_fields.items():
+            about = TypeAdapter(field.return_type).json_schema()
+            about |= {"description": field.description, **_extra(field.json_schema_extra)}
+            properties[field.alias or camel(name)] = about
+        out["properties"] = properties
+        if cls.RULES:
+            out["x-kubernetes-validations"] = [rule.as_validation() for rule in cls.RULES]
+        return out
+
+    @classmethod
     def read(cls, obj: object) -> Self:
         """Parse an object of the API server: YAML names, unknown fields ignored, nulls absent.
 
@@ -68,6 +92,10 @@ class ApiModel(BaseModel):
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready, YAML names, defaults written out, absent fields left out."""
         return self.model_dump(mode="json", by_alias=True, exclude_none=True)
+
+
+def _extra(extra: object) -> dict[str, Any]:
+    return dict(extra) if isinstance(extra, dict) else {}
 
 
 ListType = Literal["atomic", "set", "map"]

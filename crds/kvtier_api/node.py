@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import Field, computed_field
 from pydantic.fields import FieldInfo
 
 from kvtier_api import rules
@@ -73,6 +73,14 @@ class NodeSpec(ApiModel):
             absent="none: the agent serves what it holds and admits nothing",
         ),
     ] = None
+    orphaned_at: Annotated[
+        Timestamp | None,
+        knob(
+            "When the last policy let go of the node; orphanGraceSeconds count from here.",
+            unit="RFC 3339 time",
+            absent="a policy rules the node",
+        ),
+    ] = None
     report_interval_seconds: Annotated[
         int,
         number(
@@ -106,6 +114,14 @@ class TierStatus(ApiModel):
     capacity_bytes: Annotated[int, _count("Bytes the tier may hold, after clamping.", "bytes")]
     used_bytes: Annotated[int, _count("Bytes that pages take.", "bytes")] = 0
     pages: Annotated[int, _count("Pages in the tier.", "pages")] = 0
+
+    @computed_field(  # type: ignore[prop-decorator]
+        description="Share of the tier in use, rounded down.",
+        json_schema_extra={"kvtier": {"unit": "percent", "absent": None}},
+    )
+    @property
+    def used_percent(self) -> int:
+        return self.used_bytes * 100 // self.capacity_bytes if self.capacity_bytes else 0
 
 
 class Counters(ApiModel):
@@ -184,6 +200,14 @@ class NodeStatus(ApiModel):
             max_length=16,
         ),
     ] = ()
+
+    @computed_field(  # type: ignore[prop-decorator]
+        description="First 10 digits of revision, for tables.",
+        json_schema_extra={"kvtier": {"unit": "text", "absent": None}, "maxLength": 64},
+    )
+    @property
+    def short_revision(self) -> str:
+        return self.revision[:10]
 
 
 class KVTierNode(ApiModel):

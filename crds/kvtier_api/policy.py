@@ -12,7 +12,8 @@ from __future__ import annotations
 
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field, StrictBool
+from pydantic import Field, StrictBool, computed_field
+from pydantic.config import JsonDict
 
 from kvtier_api import rules
 from kvtier_api.conditions import Condition
@@ -27,6 +28,7 @@ VolumeName = Annotated[str, Field(min_length=1, max_length=253), rules.VOLUME_NA
 PageKey = Annotated[str, Field(min_length=1, max_length=64), rules.PAGE_KEY]
 Revision = Annotated[str, Field(max_length=64, pattern="^([0-9a-f]{64})?$")]
 Int64Max = 2**63 - 1
+_SHOWN: JsonDict = {"kvtier": {"unit": "text", "absent": None}, "maxLength": 64}
 
 
 class MatchExpression(ApiModel):
@@ -470,6 +472,11 @@ class NodeCounts(ApiModel):
         ),
     ] = 0
 
+    @computed_field(description="Ready of selected, for tables.", json_schema_extra=_SHOWN)  # type: ignore[prop-decorator]
+    @property
+    def summary(self) -> str:
+        return f"{self.ready}/{self.selected}"
+
 
 class Superseding(ApiModel):
     """A node that another policy rules although this one selects it too."""
@@ -520,6 +527,13 @@ class PolicyStatus(ApiModel):
             max_length=16,
         ),
     ] = ()
+
+    @computed_field(  # type: ignore[prop-decorator]
+        description="First 10 digits of activeRevision, for tables.", json_schema_extra=_SHOWN
+    )
+    @property
+    def short_revision(self) -> str:
+        return self.active_revision[:10]
 
 
 class KVTierPolicy(ApiModel):

@@ -22,7 +22,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from pydantic import GetCoreSchemaHandler
+from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic_core import PydanticCustomError, core_schema
 
 from kvtier_api import quantity
@@ -44,6 +44,17 @@ class Rule:
     check: Callable[[Any], bool]
     field: str | None = None
 
+    def as_validation(self) -> dict[str, Any]:
+        """As an entry of ``x-kubernetes-validations``.
+
+        ``fieldPath`` is only given for a field of the object itself that is no list: the API
+        server accepts no other.
+        """
+        out = {"rule": self.cel, "message": self.message}
+        if self.field:
+            out["fieldPath"] = f".{self.field}"
+        return out
+
 
 @dataclass(frozen=True, slots=True)
 class ValueRule:
@@ -63,6 +74,16 @@ class ValueRule:
             return value
 
         return core_schema.no_info_after_validator_function(validate, handler(source))
+
+    def __get_pydantic_json_schema__(
+        self, schema: core_schema.CoreSchema, handler: GetJsonSchemaHandler
+    ) -> dict[str, Any]:
+        out = dict(handler(schema))
+        out["x-kubernetes-validations"] = [self.as_validation()]
+        return out
+
+    def as_validation(self) -> dict[str, Any]:
+        return {"rule": self.cel, "message": self.message}
 
 
 def _matches(pattern: str) -> Callable[[str], bool]:

@@ -61,14 +61,7 @@ def validate(obj: object) -> list[Problem]:
     if kind is None:
         return problems
     problems = [*_metadata(obj.get("metadata")), *_unknown_problems(kind, obj)]
-    try:
-        model = kind.model_validate(
-            prune(kind, obj), by_alias=True, by_name=False, context={UNRULED: True}
-        )
-    except ValidationError as error:
-        problems += [_from_pydantic(e) for e in error.errors()]
-    else:
-        problems += broken_rules(model)
+    problems += _read(kind, prune(kind, obj))[1]
     return list(dict.fromkeys(problems))
 
 
@@ -77,15 +70,46 @@ def parse(kind: type[M], obj: object) -> M:
 
     Raises ``InvalidObject`` with every problem.
     """
-    try:
-        model = kind.model_validate(
-            prune(kind, obj), by_alias=True, by_name=False, context={UNRULED: True}
-        )
-    except ValidationError as error:
-        raise InvalidObject([_from_pydantic(e) for e in error.errors()]) from None
-    if problems := list(broken_rules(model)):
+    model, problems = _read(kind, prune(kind, obj))
+    if model is None or problems:
         raise InvalidObject(problems)
     return model
+
+
+def _read(kind: type[M], pruned: object) -> tuple[M | None, list[Problem]]:
+    try:
+        model = _model(kind, pruned)
+    except ValidationError as error:
+        problems = [_from_pydantic(e) for e in error.errors()]
+        # A list that lost its bad items counts as short as well; one problem is enough.
+        short = {p for p in problems if any(o.path.startswith(f"{p.path}[") for o in problems)}
+        return None, [p for p in problems if p not in short] + list(_sound_parts(kind, pruned, ""))
+    return model, list(broken_rules(model))
+
+
+def _model(kind: type[M], pruned: object) -> M:
+    return kind.model_validate(pruned, by_alias=True, by_name=False, context={UNRULED: True})
+
+
+def _sound_parts(kind: type[BaseModel], pruned: object, path: str) -> Iterator[Problem]:
+    """Broken rules in those sections that can be read although the whole cannot."""
+    if not isinstance(pruned, Mapping) or not issubclass(kind, ApiModel):
+        return
+    for name, field in kind.model_fields.items():
+        part, is_list = _model_in(field.annotation)
+        key = field.alias or name
+        if part is None or not issubclass(part, ApiModel) or key not in pruned:
+            continue
+        value, here = pruned[key], _join(path, key)
+        whole = enumerate(value) if is_list and isinstance(value, list) else [(None, value)]
+        for index, item in whole:
+            at = here if index is None else f"{here}[{index}]"
+            try:
+                model = _model(part, item)
+            except ValidationError:
+                yield from _sound_parts(part, item, at)
+            else:
+                yield from broken_rules(model, at)
 
 
 def broken_rules(model: ApiModel, path: str = "") -> Iterator[Problem]:
@@ -158,6 +182,7 @@ def _unknown(kind: type[BaseModel], obj: object, path: str) -> Iterator[tuple[st
     if not isinstance(obj, Mapping) or kind in (ObjectMeta, OwnerReference):
         return
     known = {field.alias or name: field.annotation for name, field in kind.model_fields.items()}
+    known |= {field.alias or name: None for name, field in kind.model_computed_fields.items()}
     for key, value in obj.items():
         here = _join(path, str(key))
         if key not in known:
@@ -247,7 +272,8 @@ def _sentence(error: ErrorDetails) -> str:
         case "less_than_equal":
             return f"must be at most {ctx['le']}"
         case "literal_error":
-            return f"write one of {ctx['expected']}".replace("'", "").replace(" or ", ", ")
+            names = ctx["expected"].replace("'", "").replace(" or ", ", ")
+            return f"write one of {names}" if "," in names else f"write {names}"
         case "too_long":
             return f"at most {ctx['max_length']} entries, not {ctx['actual_length']}"
         case "too_short":

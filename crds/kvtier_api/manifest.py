@@ -1,0 +1,197 @@
+"""Manifests: YAML text to plain objects, strictly, with the line of everything.
+
+Stricter than a bare YAML loader where leniency hides mistakes, and closer to what kubectl sends:
+
+- a key that stands twice in one mapping is an error (a loader would silently keep the last);
+- ``12:30`` and ``2026-11-30`` stay text, as in kubectl's reading of YAML;
+- anchors work, but a document that expands beyond ``MAX_NODES`` values, or contains itself, is
+  refused before it is built.
+
+This module and the CRD generator are the only ones of the package that need PyYAML.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import yaml
+
+MAX_BYTES: Final = 1_572_864  # what an API server takes for one object
+MAX_NODES: Final = 200_000
+MAX_DEPTH: Final = 64
+_STEP: Final = re.compile(r"\[(\d+)\]|([^.\[]+)")
+
+
+class ManifestError(ValueError):
+    """Text that is no manifest; ``line`` counts from 1, 0 where no line is to blame."""
+
+    def __init__(self, line: int, message: str) -> None:
+        super().__init__(f"line {line}: {message}" if line else message)
+        self.line = line
+        self.message = message
+
+
+@dataclass(frozen=True)
+class Document:
+    """One YAML document: the object, and the tree that knows its lines."""
+
+    obj: Any
+    node: yaml.Node
+
+    def line(self, path: str) -> int:
+        """Line of the deepest part of ``path`` (``spec.tiers.nvme.volumes[0]``) that exists."""
+        node, line = self.node, self.node.start_mark.line
+        rest = path
+        while rest:
+            found = _child(node, rest)
+            if found is None:
+                break
+            line, node, rest = found
+        return line + 1
+
+
+def read(path: Path) -> list[Document]:
+    """All documents of a file; empty ones are left out. Raises ``ManifestError``."""
+    try:
+        data = path.read_bytes()
+    except IsADirectoryError:
+        raise ManifestError(0, "is a folder: name the files in it") from None
+    except OSError as error:
+        raise ManifestError(0, f"cannot be read: {error.strerror}") from None
+    return parse(data)
+
+
+def parse(data: bytes) -> list[Document]:
+    """All documents of a text; empty ones are left out. Raises ``ManifestError``."""
+    if len(data) > MAX_BYTES:
+        raise ManifestError(0, f"is larger than {MAX_BYTES} bytes, the most an API server takes")
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = data[: error.start].count(b"\n") + 1
+        raise ManifestError(line, "is not UTF-8 text") from None
+    try:
+        return list(_documents(text))
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        reason = error.problem or error.context or "cannot be understood"
+        raise ManifestError(mark.line + 1 if mark else 0, f"is not YAML: {reason}") from None
+    except yaml.YAMLError as error:
+        position = getattr(error, "position", 0)
+        line = text[:position].count("\n") + 1
+        raise ManifestError(line, "is not YAML: a control character is in the text") from None
+    except RecursionError:
+        raise ManifestError(0, f"is nested deeper than {MAX_DEPTH} levels") from None
+
+
+def _documents(text: str) -> Iterator[Document]:
+    loader = _Loader(text)
+    try:
+        while loader.check_node():
+            node = loader.get_node()
+            if node is None:
+                continue
+            _measure(node, {}, 0)
+            obj = loader.construct_document(node)
+            if obj is not None:
+                yield Document(obj, node)
+    finally:
+        loader.dispose()
+
+
+class _Loader(yaml.SafeLoader):
+    """SafeLoader with unique keys, text keys, and no times or sexagesimal numbers."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen: set[str] = set()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode) and key.tag != "tag:yaml.org,2002:merge":
+                if key.value in seen:
+                    raise ManifestError(
+                        key.start_mark.line + 1,
+                        f"the key {key.value} stands twice in one section: remove one",
+                    )
+                seen.add(key.value)
+            elif not isinstance(key, yaml.ScalarNode):
+                raise ManifestError(key.start_mark.line + 1, "a key must be plain text")
+        built = super().construct_mapping(node, deep=deep)
+        return {key if isinstance(key, str) else _as_text(key): v for key, v in built.items()}
+
+
+def _as_text(key: object) -> str:
+    if isinstance(key, bool):
+        return "true" if key else "false"
+    return str(key)
+
+
+_NUMBER_TAGS = {"tag:yaml.org,2002:int", "tag:yaml.org,2002:float"}
+_TIME_TAG = "tag:yaml.org,2002:timestamp"
+_Loader.yaml_implicit_resolvers = {
+    first: [
+        (tag, pattern) for tag, pattern in resolvers if tag != _TIME_TAG and tag not in _NUMBER_TAGS
+    ]
+    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:int",
+    re.compile(r"^[-+]?(0b[01_]+|0x[0-9a-fA-F_]+|0o?[0-7_]*|[1-9][0-9_]*)$"),
+    list("-+0123456789"),
+)
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(r"^[-+]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][-+]?[0-9]+)?$"),
+    list("-+.0123456789"),
+)
+
+
+def _measure(node: yaml.Node, known: dict[int, int], depth: int) -> int:
+    """Values that a node expands to, anchors followed; refuses what is too large or endless."""
+    if depth > MAX_DEPTH:
+        raise ManifestError(
+            node.start_mark.line + 1, f"is nested deeper than {MAX_DEPTH} levels, or in itself"
+        )
+    if isinstance(node, yaml.ScalarNode):
+        return 1
+    if id(node) in known:
+        return known[id(node)]
+    children: Iterator[yaml.Node] = (
+        iter(node.value)
+        if isinstance(node, yaml.SequenceNode)
+        else (part for pair in node.value for part in pair)
+    )
+    size = 1
+    for child in children:
+        size += _measure(child, known, depth + 1)
+        if size > MAX_NODES:
+            raise ManifestError(
+                node.start_mark.line + 1, f"expands to more than {MAX_NODES} values"
+            )
+    known[id(node)] = size
+    return size
+
+
+def _child(node: yaml.Node, path: str) -> tuple[int, yaml.Node, str] | None:
+    """One step down: line of the key, the node there, and what is left of the path.
+
+    The longest key that fits wins, since label keys contain dots.
+    """
+    if isinstance(node, yaml.SequenceNode):
+        match = _STEP.match(path)
+        if match is None or match[1] is None or int(match[1]) >= len(node.value):
+            return None
+        item = node.value[int(match[1])]
+        return item.start_mark.line, item, path[match.end() :].lstrip(".")
+    if isinstance(node, yaml.MappingNode):
+        fits = [
+            (key.value, key, value)
+            for key, value in node.value
+            if path == key.value or path.startswith((f"{key.value}.", f"{key.value}["))
+        ]
+        if fits:
+            name, key, value = max(fits, key=lambda fit: len(fit[0]))
+            return key.start_mark.line, value, path[len(name) :].lstrip(".")
+    return None
