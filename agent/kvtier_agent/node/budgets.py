@@ -22,15 +22,14 @@ Rules 2 to 4 share what is there evenly between trust domains; the figures here 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from kvtier_agent.node.facts import Facts
 from kvtier_agent.units import human
+from kvtier_api.policy import RevisionSpec
+from kvtier_api.reasons import Reason
 
-if TYPE_CHECKING:
-    from kvtier_api.policy import RevisionSpec
-
-__all__ = ["Clamp", "NodeBudgets", "NotApplicableError", "NotApplicable", "plan"]
+__all__ = ["Clamp", "NodeBudgets", "NotApplicableError", "plan"]
 
 LEAST_TIER: Final = 1 << 20
 """Below this a memory tier holds no page of any real model."""
@@ -45,17 +44,10 @@ NOT_OBEYED_IN_ENGINE_SHAPE: Final = (
 cool-down still holds between DRAM and NVMe.)"""
 
 
-class NotApplicable:
-    """Short reasons why a revision cannot be applied."""
-
-    VOLUME: Final = "VolumeUnavailable"
-    MEMORY: Final = "MemoryTooSmall"
-
-
 class NotApplicableError(Exception):
     """A revision that this node cannot put in force; ``message`` says what to do."""
 
-    def __init__(self, reason: str, message: str) -> None:
+    def __init__(self, reason: Reason, message: str) -> None:
         super().__init__(message)
         self.reason = reason
         self.message = message
@@ -69,6 +61,7 @@ class Clamp:
     wanted: int
     given: int
     limit: str
+    reason: Reason
 
     def __str__(self) -> str:
         return f"{self.tier}: {human(self.given)} of {human(self.wanted)}, {self.limit}"
@@ -107,30 +100,30 @@ def plan(spec: RevisionSpec, facts: Facts) -> NodeBudgets:
         if spec.tiers.dram.size is not None
         else (spec.tiers.dram.ratio_to_hbm or 0) * base
     )
-    room, what = _room(facts)
+    room, what, why = _room(facts)
     clamps: list[Clamp] = []
     l0 = l0_wanted
     if l0 and facts.device.kind == "cpu":
         if l0 + l1_wanted > room:
             l0 = min(l0, room // 2)
         if l0 < l0_wanted:
-            clamps.append(Clamp("hbm", l0_wanted, l0, f"L0 without a device lies in DRAM, {what}"))
+            text = f"L0 without a device lies in DRAM, {what}"
+            clamps.append(Clamp("hbm", l0_wanted, l0, text, why))
         room -= l0
         what = f"{what} and L0 takes {human(l0)} of it"
     elif l0 > facts.device.memory:
         l0 = facts.device.memory
-        clamps.append(
-            Clamp("hbm", l0_wanted, l0, f"the devices have {human(facts.device.memory)}")
-        )
+        text = f"the devices have {human(facts.device.memory)}"
+        clamps.append(Clamp("hbm", l0_wanted, l0, text, Reason.OutOfMemory))
     l1 = min(l1_wanted, room)
     if l1 < min(l1_wanted, LEAST_TIER):
         raise NotApplicableError(
-            NotApplicable.MEMORY,
+            Reason.OutOfMemory,
             f"no room for the dram tier: {human(l1_wanted)} asked, {what}; raise the Pod's memory "
             "limit or write a smaller tiers.dram.size",
         )
     if l1 < l1_wanted:
-        clamps.append(Clamp("dram", l1_wanted, l1, what))
+        clamps.append(Clamp("dram", l1_wanted, l1, what, why))
     l2, volumes, reserve, l2_clamp = _nvme(spec, facts)
     if l2_clamp is not None:
         clamps.append(l2_clamp)
@@ -163,18 +156,19 @@ def _hbm_base(spec: RevisionSpec, facts: Facts) -> tuple[int, tuple[str, ...]]:
     return base, tuple(notes)
 
 
-def _room(facts: Facts) -> tuple[int, str]:
+def _room(facts: Facts) -> tuple[int, str, Reason]:
     """Bytes of shared memory the arenas may take, and what bounds them."""
+    why = Reason.SharedMemory
     room, what = facts.shm_available, f"shared memory has {human(facts.shm_available)} left"
     if facts.memory is not None:
         left = max(0, facts.memory.size - facts.memory.headroom)
         if left < room:
-            room = left
+            room, why = left, Reason.MemoryLimit
             what = (
                 f"{facts.memory.source} is {human(facts.memory.size)} less "
                 f"{human(facts.memory.headroom)} for the process"
             )
-    return room, what
+    return room, what, why
 
 
 def _nvme(
@@ -187,7 +181,7 @@ def _nvme(
         if name not in facts.volumes:
             known = ", ".join(sorted(facts.volumes)) or "none"
             raise NotApplicableError(
-                NotApplicable.VOLUME,
+                Reason.VolumeUnknown,
                 f"volume {name} is not mapped on this node (mapped: {known}); start the agent "
                 f"with --volume {name}=DIR (chart value volumes) or take it out of "
                 "tiers.nvme.volumes",
@@ -200,5 +194,5 @@ def _nvme(
     wanted = nvme.size.bytes
     given = min(wanted, room)
     limit = f"the volumes have {human(room)} above the reserve of {nvme.reserve_percent} %"
-    clamp = Clamp("nvme", wanted, given, limit) if given < wanted else None
+    clamp = Clamp("nvme", wanted, given, limit, Reason.VolumeFull) if given < wanted else None
     return given, tuple(nvme.volumes), nvme.reserve_percent, clamp

@@ -1,16 +1,15 @@
 """What ought to be in force, as the two sources of policy (Kubernetes, a file) say it.
 
 A closed set of immutable words, so that the rest of ``node`` does not know which source spoke:
-`Unheard`, `Absent`, `Wanted`, `Malformed`. A source replaces the whole word; nobody edits one.
+`Unheard`, `Absent`, `Wanted`. A source replaces the whole word; nobody edits one.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from kvtier_api.revision import RevisionSpec
+from kvtier_api.policy import RevisionSpec
+from kvtier_api.reasons import Reason
 
 __all__ = ["Absent", "Desired", "Problem", "Unheard", "Wanted"]
 
@@ -50,6 +49,6 @@ Desired = Unheard | Absent | Wanted
 class Problem:
     """Why the newest word of a source could not be understood; what was said before stands."""
 
-    reason: str
+    reason: Reason
     message: str
     observed_generation: int = -1

@@ -1,0 +1,235 @@
+"""The hand on the cache: puts revisions in force, live, and knows what is.
+
+One loop, on its own thread. Sources (`watch`, `standalone`) call `say` from their threads with the
+newest word; the loop steps the lifecycle, plans budgets from fresh facts, and works the tiers in
+two moves: `prepare` (may take seconds: memory is backed, volumes are opened; nothing in force
+changes, and it may fail), then `reconfigure` (on the cache thread, cannot fail for lack of
+anything). So a revision is in force entirely or not at all.
+
+Besides words, two things make it act: a revision that was refused is tried again now and then, for
+a missing volume may be mounted by somebody; and facts drift (an engine registers its pool, another
+user of shared memory comes or goes), so budgets are planned anew and put in force when they differ
+by more than `DRIFT_PERCENT`.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Final, Protocol
+
+import structlog
+
+from kvtier_agent.cache.settings import Behaviour, BehaviourError
+from kvtier_agent.node import lifecycle
+from kvtier_agent.node.budgets import NodeBudgets, NotApplicableError, plan
+from kvtier_agent.node.desired import Absent, Desired, Problem, Unheard, Wanted
+from kvtier_agent.node.facts import Facts
+from kvtier_agent.node.lifecycle import Action, Phase
+from kvtier_agent.node.revision import NOTHING, behaviour_of
+from kvtier_agent.node.view import NodeView
+from kvtier_agent.supervise import Heart
+from kvtier_api.policy import RevisionSpec
+from kvtier_api.reasons import Reason
+
+__all__ = ["Control", "Tiers"]
+
+TURN_SECONDS: Final = 0.5
+RETRY_SECONDS: Final = 15.0
+"""Between two tries of a refused revision, and between two looks at the facts."""
+DRIFT_PERCENT: Final = 5
+
+log = structlog.get_logger(__name__)
+
+
+class Tiers(Protocol):
+    """What `Control` works: all trust domains' caches as one."""
+
+    def prepare(self, behaviour: Behaviour, budgets: NodeBudgets) -> None:
+        """Makes room. Raises `NotApplicableError`; what is in force is untouched then."""
+
+    def reconfigure(self, behaviour: Behaviour, budgets: NodeBudgets) -> None:
+        """Puts a prepared revision in force, live."""
+
+    def drop(self) -> None:
+        """Drops every page that nobody holds."""
+
+
+class Control:
+    """See the module. ``measure``: fresh facts, from the control thread. ``keep``: called with
+    each revision that came into force, to keep it on disk; its failure is its own to report."""
+
+    def __init__(
+        self,
+        tiers: Tiers,
+        measure: Callable[[], Facts],
+        *,
+        keep: Callable[[Wanted], None] = lambda _: None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._tiers = tiers
+        self._measure = measure
+        self._keep = keep
+        self._clock = clock
+        self._wake = threading.Event()
+        self._said: tuple[Desired, Problem | None, int] = (Unheard(), None, -1)
+        self._life = lifecycle.START
+        self._spec: RevisionSpec | None = None
+        self._refusal: Problem | None = None
+        self._budgets: NodeBudgets | None = None
+        self._look_at = 0.0
+        self.view = NodeView()
+        """Replaced as a whole after each turn; read it from any thread."""
+        self.changed: Callable[[], None] = lambda: None
+        """Called after a turn that changed the view."""
+
+    # ---- from other threads
+
+    def say(self, desired: Desired | None, problem: Problem | None, generation: int = -1) -> None:
+        """The newest word. ``desired`` None: it could not be understood (``problem`` says why),
+        and what was wanted before stands."""
+        self._said = (self._said[0] if desired is None else desired, problem, generation)
+        self._wake.set()
+
+    def stop_admitting(self) -> None:
+        """The process is about to end: take nothing more in, and say so."""
+        self.view = replace(self.view, stopping=True)
+        if self._spec is not None and self._budgets is not None:
+            self._tiers.reconfigure(behaviour_of(self._spec, admitting=False), self._budgets)
+
+    # ---- the loop
+
+    def run(self, heart: Heart) -> None:
+        """Until the heart is asked to stop."""
+        while not heart.stopping.is_set():
+            heart.beat()
+            self.turn(self._clock())
+            self._wake.wait(TURN_SECONDS)
+            self._wake.clear()
+
+    def resume(self, wanted: Wanted | None, grace_left: float | None) -> None:
+        """Before the first turn: the last good revision as found on disk, and what was left of an
+        orphan's grace. It is in force until a source speaks."""
+        now = self._clock()
+        if wanted is None:
+            return
+        self._apply(wanted, now, admitting=grace_left is None)
+        if grace_left is None:
+            self._said = (wanted, None, -1)
+        else:
+            self._said = (Absent(grace_left), None, -1)
+            if self._life.phase is Phase.SERVING:
+                in_force = self._life.in_force
+                self._life = replace(lifecycle.resumed(grace_left, now), in_force=in_force)
+        self._publish(now)
+
+    def turn(self, now: float) -> None:
+        """One look at what is wanted, and what follows from it."""
+        desired = self._said[0]
+        if now >= self._look_at:
+            self._look_at = now + RETRY_SECONDS
+            self._look_again(desired)
+        self._life, actions = lifecycle.step(self._life, desired, now)
+        for action in actions:
+            match action:
+                case Action.APPLY:
+                    assert isinstance(desired, Wanted)
+                    self._apply(desired, now)
+                case Action.STOP_ADMITTING:
+                    self._stop_admitting()
+                case Action.DROP:
+                    self._drop()
+        if isinstance(desired, Absent):
+            self._refusal = None
+            if self._life.phase is Phase.DROPPED:
+                self._tiers.drop()  # what was pinned when the grace ended
+        self._publish(now)
+
+    def _look_again(self, desired: Desired) -> None:
+        """A refused revision is tried again, and drifted facts lead to new budgets."""
+        if self._refusal is not None and isinstance(desired, Wanted):
+            self._life = replace(self._life, settled=None)
+            return
+        if self._life.phase is not Phase.SERVING or self._spec is None or self._budgets is None:
+            return
+        try:
+            budgets = plan(self._spec, self._measure())
+            if not budgets.differs(self._budgets, DRIFT_PERCENT):
+                return
+            behaviour = behaviour_of(self._spec)
+            self._tiers.prepare(behaviour, budgets)
+            self._tiers.reconfigure(behaviour, budgets)
+        except NotApplicableError as e:
+            log.warning("new budgets cannot be had; the old ones stay", problem=e.message)
+            return
+        log.info("budgets changed", l0=budgets.l0, l1=budgets.l1, l2=budgets.l2)
+        self._budgets = budgets
+
+    def _apply(self, wanted: Wanted, now: float, *, admitting: bool = True) -> None:
+        started = self._clock()
+        try:
+            budgets = plan(wanted.spec, self._measure())
+            behaviour = behaviour_of(wanted.spec, admitting=admitting)
+            self._tiers.prepare(behaviour, budgets)
+            self._tiers.reconfigure(behaviour, budgets)
+        except (NotApplicableError, BehaviourError) as e:
+            reason = e.reason if isinstance(e, NotApplicableError) else Reason.InvalidRevision
+            problem = Problem(reason, str(e))
+            if problem != self._refusal:
+                log.error(
+                    "revision cannot be applied; the last good one stays in force",
+                    revision=wanted.revision[:10],
+                    in_force=(self._life.in_force or "")[:10],
+                    problem=problem.message,
+                )
+            self._refusal = problem
+            self._life = lifecycle.refused(self._life, wanted)
+            self._look_at = now + RETRY_SECONDS
+            return
+        self._life = lifecycle.applied(self._life, wanted)
+        self._spec, self._budgets, self._refusal = wanted.spec, budgets, None
+        log.info(
+            "revision in force",
+            revision=wanted.revision[:10],
+            policy=wanted.policy,
+            l0=budgets.l0,
+            l1=budgets.l1,
+            l2=budgets.l2,
+            clamped=[str(c) for c in budgets.clamps],
+            seconds=round(self._clock() - started, 3),
+        )
+        self._keep(wanted)
+
+    def _stop_admitting(self) -> None:
+        log.warning("no policy rules this node; serving what is held, admitting nothing")
+        if self._spec is not None and self._budgets is not None:
+            self._tiers.reconfigure(behaviour_of(self._spec, admitting=False), self._budgets)
+
+    def _drop(self) -> None:
+        log.warning("the grace without a policy is over; dropping every page")
+        self._tiers.drop()
+        if self._spec is not None:
+            behaviour = behaviour_of(self._spec, admitting=False)
+            self._tiers.prepare(behaviour, NOTHING)
+            self._tiers.reconfigure(behaviour, NOTHING)
+        self._budgets = None
+
+    def _publish(self, now: float) -> None:
+        desired, problem, generation = self._said
+        view = NodeView(
+            at=now,
+            life=self._life,
+            heard=not isinstance(desired, Unheard),
+            generation=generation,
+            policy=desired.policy if isinstance(desired, Wanted) else "",
+            wanted=desired.revision if isinstance(desired, Wanted) else "",
+            refusal=problem or self._refusal,
+            budgets=self._budgets,
+            stopping=self.view.stopping,
+        )
+        same = replace(view, at=self.view.at) == self.view
+        self.view = view
+        if not same:
+            self.changed()

@@ -1,0 +1,46 @@
+"""A revision's sections as the cache wants them: `Behaviour`, and each trust domain's `Budgets`."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from kvtier_agent.cache.settings import Behaviour, Budgets, FrozenPrefix
+from kvtier_agent.node.budgets import NodeBudgets
+from kvtier_api.policy import RevisionSpec
+
+__all__ = ["NOTHING", "behaviour_of", "share_of"]
+
+NO_OBJECTIVE_SECONDS: Final = 3600.0
+"""Stands for "no objective": no load takes an hour, so only "faster than recompute" decides."""
+
+NOTHING: Final = NodeBudgets(hbm_base=0, l0=0, l1=0)
+"""What a node without a policy is given once the grace is over."""
+
+
+def behaviour_of(spec: RevisionSpec, *, admitting: bool = True) -> Behaviour:
+    """``admitting`` False: serve what is held and take nothing in."""
+    floor = spec.value_density.threshold_microseconds_per_mib
+    objective = spec.slo.ttft_p99_milliseconds
+    return Behaviour(
+        threshold_microseconds_per_mib=(floor.hbm, floor.dram, floor.nvme),
+        prior_reuse_percent=spec.value_density.prior_reuse_percent,
+        cool_down_seconds=float(spec.replacement.cool_down_seconds),
+        tighten_percent=spec.pressure.tighten_percent,
+        demote_percent=spec.pressure.demote_percent,
+        transfer_bytes=spec.page.transfer_size.bytes,
+        slo_seconds=NO_OBJECTIVE_SECONDS if objective is None else objective / 1000.0,
+        frozen=tuple(FrozenPrefix(f.name, f.max_size.bytes) for f in spec.frozen_prefixes),
+        durability=spec.durability,
+        admitting=admitting,
+    )
+
+
+def share_of(budgets: NodeBudgets, domains: int) -> Budgets:
+    """One trust domain's part: the node's bytes divided evenly, rounded down."""
+    return Budgets(
+        l0_bytes=budgets.l0 // domains,
+        l1_bytes=budgets.l1 // domains,
+        l2_bytes=budgets.l2 // domains,
+        volumes=budgets.volumes,
+        reserve_percent=budgets.reserve_percent,
+    )

@@ -1,0 +1,159 @@
+"""Memory rules: what a revision is given on a machine, and what is said when that is less."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvtier_agent.node.budgets import NotApplicableError, plan
+from kvtier_agent.node.facts import Device, Facts, MemoryLimit, VolumeFacts
+from kvtier_api.policy import RevisionSpec
+from kvtier_api.reasons import Reason
+from kvtier_api.validate import parse
+
+GI = 1 << 30
+Make = Callable[..., Any]
+
+
+def test_the_reference_split(revision: Make, facts: Make) -> None:
+    budgets = plan(revision(tiers={"nvme": {"size": "2Ti", "volumes": ["data0"]}}), facts())
+    assert (budgets.hbm_base, budgets.l0, budgets.l1) == (16 * GI, 16 * GI, 96 * GI)
+    assert (budgets.l2, budgets.volumes, budgets.reserve_percent) == (2048 * GI, ("data0",), 10)
+    assert budgets.clamps == ()
+    assert budgets.not_applied == ()
+
+
+def test_devices_are_summed(revision: Make, facts: Make) -> None:
+    assert plan(revision(), facts(device=Device("cuda", 4, 320 * GI))).l0 == 64 * GI
+
+
+def test_sizes_win_over_shares(revision: Make, facts: Make) -> None:
+    spec = revision(tiers={"hbm": {"size": "10Gi"}, "dram": {"size": "30Gi"}})
+    budgets = plan(spec, facts())
+    assert (budgets.l0, budgets.l1) == (10 * GI, 30 * GI)
+
+
+def test_without_a_device_the_stand_in_counts_and_is_said(revision: Make, facts: Make) -> None:
+    budgets = plan(revision(), facts(device=Device("cpu", 0, 2 * GI)))
+    assert budgets.l0 == 2 * GI * 20 // 100
+    assert budgets.l1 == 6 * budgets.l0
+    assert "percentOfDevice is of 2Gi" in budgets.notes[0]
+
+
+def test_the_pods_limit_clamps_with_both_figures(revision: Make, facts: Make) -> None:
+    limit = MemoryLimit(50 * GI, "the Pod's memory limit", 2 * GI)
+    budgets = plan(revision(), facts(memory=limit))
+    assert budgets.l1 == 48 * GI
+    (clamp,) = budgets.clamps
+    assert clamp.reason is Reason.MemoryLimit
+    assert str(clamp) == (
+        "dram: 48Gi of 96Gi, the Pod's memory limit is 50Gi less 2Gi for the process"
+    )
+
+
+def test_shared_memory_clamps(revision: Make, facts: Make) -> None:
+    budgets = plan(revision(), facts(shm_available=10 * GI))
+    assert budgets.l1 == 10 * GI
+    assert budgets.clamps[0].reason is Reason.SharedMemory
+    assert "shared memory has 10Gi left" in str(budgets.clamps[0])
+
+
+def test_l0_without_a_device_shares_the_room_with_l1(revision: Make, facts: Make) -> None:
+    spec = revision(tiers={"hbm": {"size": "8Gi"}, "dram": {"size": "8Gi"}})
+    roomy = plan(spec, facts(device=Device("cpu", 0, 2 * GI)))
+    assert (roomy.l0, roomy.l1) == (8 * GI, 8 * GI)
+    tight = plan(spec, facts(device=Device("cpu", 0, 2 * GI), shm_available=10 * GI))
+    assert (tight.l0, tight.l1) == (5 * GI, 5 * GI)
+    assert [c.tier for c in tight.clamps] == ["hbm", "dram"]
+
+
+def test_a_device_gives_no_more_than_it_has(revision: Make, facts: Make) -> None:
+    budgets = plan(revision(tiers={"hbm": {"size": "100Gi"}}), facts())
+    assert budgets.l0 == 80 * GI
+    assert budgets.clamps[0].reason is Reason.OutOfMemory
+
+
+def test_no_room_at_all_cannot_be_applied(revision: Make, facts: Make) -> None:
+    limit = MemoryLimit(2 * GI, "the Pod's memory limit", 2 * GI)
+    with pytest.raises(NotApplicableError, match="raise the Pod's memory limit") as e:
+        plan(revision(), facts(memory=limit))
+    assert e.value.reason is Reason.OutOfMemory
+
+
+def test_an_unmapped_volume_cannot_be_applied(revision: Make, facts: Make) -> None:
+    spec = revision(tiers={"nvme": {"size": "1Gi", "volumes": ["data0", "data7"]}})
+    with pytest.raises(NotApplicableError, match="--volume data7=DIR") as e:
+        plan(spec, facts())
+    assert e.value.reason is Reason.VolumeUnknown
+    assert "mapped: data0" in e.value.message
+
+
+def test_nvme_leaves_the_reserve_and_counts_what_it_holds(revision: Make, facts: Make) -> None:
+    spec = revision(tiers={"nvme": {"size": "1Ti", "volumes": ["data0"], "reservePercent": 10}})
+    volume = VolumeFacts(total=1000 * GI, available=300 * GI, held=100 * GI)
+    budgets = plan(spec, facts(volumes={"data0": volume}))
+    assert budgets.l2 == 300 * GI
+    assert budgets.clamps[0].tier == "nvme"
+    full = VolumeFacts(total=1000 * GI, available=50 * GI)
+    assert plan(spec, facts(volumes={"data0": full})).l2 == 0
+
+
+def test_engine_shape_has_no_l0_and_says_what_is_not_obeyed(revision: Make, facts: Make) -> None:
+    before = plan(revision(), facts(shape="engine"))
+    assert before.l0 == 0
+    assert before.l1 == 96 * GI
+    assert "no engine has registered" in before.notes[0]
+    after = plan(revision(), facts(shape="engine", engine_pool=40 * GI))
+    assert (after.l0, after.l1) == (0, 240 * GI)
+    assert after.notes == ()
+    assert {"tiers.hbm", "pressure.demotePercent"} <= set(after.not_applied)
+    assert "valueDensity.thresholdMicrosecondsPerMiB.hbm" in after.not_applied
+
+
+def test_small_drift_is_no_difference(revision: Make, facts: Make) -> None:
+    one = plan(revision(), facts(shm_available=50 * GI))
+    near = plan(revision(), facts(shm_available=49 * GI))
+    far = plan(revision(), facts(shm_available=40 * GI))
+    assert not one.differs(near, percent=5)
+    assert one.differs(far, percent=5)
+
+
+sizes = st.integers(1, 1 << 40).map(lambda n: max(1 << 20, n)).map(str)
+
+
+@given(
+    l0=sizes,
+    l1=sizes,
+    limit=st.none() | st.integers(0, 1 << 41),
+    shm=st.integers(0, 1 << 41),
+    kind=st.sampled_from(["cpu", "cuda"]),
+    device=st.integers(1 << 20, 1 << 40),
+)
+def test_never_more_than_there_is(
+    l0: str, l1: str, limit: int | None, shm: int, kind: Any, device: int
+) -> None:
+    spec = parse(
+        RevisionSpec,
+        {
+            "valueDensity": {"model": "classic"},
+            "tiers": {"hbm": {"size": l0}, "dram": {"size": l1}},
+        },
+    )
+    memory = None if limit is None else MemoryLimit(limit, "a limit", 2 * GI)
+    facts = Facts("owned", Device(kind, 1, device), memory, shm)
+    try:
+        budgets = plan(spec, facts)
+    except NotApplicableError as e:
+        assert e.message
+        return
+    room = shm if limit is None else min(shm, max(0, limit - 2 * GI))
+    shared = budgets.l1 + (budgets.l0 if kind == "cpu" else 0)
+    assert shared <= room
+    if kind == "cuda":
+        assert budgets.l0 <= device
+    asked = int(l0) + int(l1)
+    assert (budgets.l0 + budgets.l1 < asked) == bool(budgets.clamps)
