@@ -10,6 +10,7 @@ pages compose their text from it, so that neither default nor bounds are ever ty
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, ClassVar, Literal, Self
 
 from pydantic import (
@@ -57,10 +58,21 @@ class ApiModel(BaseModel):
     def _hold_rules(self, info: ValidationInfo) -> Self:
         if info.context and info.context.get(UNRULED):
             return self
+        for _, sentence in self.broken():
+            raise PydanticCustomError("rule", "{sentence}", {"sentence": sentence})
+        return self
+
+    def broken(self) -> Iterator[tuple[str, str]]:
+        """What this object breaks by itself, its sections left aside: (field or "", sentence)."""
         for rule in self.RULES:
             if not rule.check(self):
-                raise PydanticCustomError("rule", "{sentence}", {"sentence": rule.message})
-        return self
+                yield rule.field or "", rule.message
+        for name, field in type(self).model_fields.items():
+            about = _extra(field.json_schema_extra).get("kvtier", {})
+            if about.get("list_type") in ("set", "map"):
+                twin = _twin(getattr(self, name), about["keys"])
+                if twin is not None:
+                    yield field.alias or name, f"{twin} stands twice: remove one"
 
     @classmethod
     def __get_pydantic_json_schema__(
@@ -96,6 +108,17 @@ class ApiModel(BaseModel):
 
 def _extra(extra: object) -> dict[str, Any]:
     return dict(extra) if isinstance(extra, dict) else {}
+
+
+def _twin(items: tuple[Any, ...], keys: list[str]) -> str | None:
+    """The first item of a set, or key of a list merged by key, that stands there again."""
+    seen: set[object] = set()
+    for item in items:
+        key = tuple(getattr(item, k) for k in keys) if keys else item
+        if key in seen:
+            return "/".join(map(str, key)) if keys else str(item)
+        seen.add(key)
+    return None
 
 
 ListType = Literal["atomic", "set", "map"]

@@ -114,9 +114,8 @@ def _sound_parts(kind: type[BaseModel], pruned: object, path: str) -> Iterator[P
 
 def broken_rules(model: ApiModel, path: str = "") -> Iterator[Problem]:
     """Rules that a parsed object breaks, its sections included."""
-    for rule in model.RULES:
-        if not rule.check(model):
-            yield Problem(_join(path, rule.field) if rule.field else path, rule.message)
+    for at, sentence in model.broken():
+        yield Problem(_join(path, at) if at else path, sentence)
     for name, field in type(model).model_fields.items():
         value = getattr(model, name)
         here = _join(path, field.alias or name)
