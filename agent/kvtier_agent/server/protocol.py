@@ -33,7 +33,7 @@ with the secret of its ``Welcome`` and receives the arenas as open file descript
 from __future__ import annotations
 
 import struct
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import msgspec
 import numpy as np
@@ -61,6 +61,13 @@ LIFELINE_ARENAS: Final = struct.Struct("<BB")
 """What the agent answers: 1, and how many descriptors come with it (SCM_RIGHTS)."""
 
 
+Name = Annotated[str, msgspec.Meta(max_length=256)]
+Tokens = Annotated[int, msgspec.Meta(ge=0, le=1 << 31)]
+Milliseconds = Annotated[int, msgspec.Meta(ge=0, le=1 << 31)]
+Number = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
+Small = Annotated[int, msgspec.Meta(ge=0, le=(1 << 32) - 1)]
+
+
 class Code:
     """Why a request was refused; the value of ``Refused.code``."""
 
@@ -82,21 +89,21 @@ class Code:
 class Request(msgspec.Struct, array_like=True, tag_field="t", frozen=True):
     """What every request carries: ``id`` is echoed in the reply (0 = no reply wanted)."""
 
-    id: int
+    id: Number
 
 
 class GeometryInfo(msgspec.Struct, array_like=True, frozen=True):
     """A page geometry on the wire: the fields of ``cache.geometry.Geometry``, in its order."""
 
-    layers: int
-    kv_heads: int
-    head_size: int
-    dtype_bytes: int
-    page_tokens: int
-    tp: int = 1
-    weights: str = ""
-    dtype: str = ""
-    layout: str = ""
+    layers: Small
+    kv_heads: Small
+    head_size: Small
+    dtype_bytes: Small
+    page_tokens: Small
+    tp: Small = 1
+    weights: Name = ""
+    dtype: Name = ""
+    layout: Name = ""
 
     @classmethod
     def of(cls, geometry: Geometry) -> GeometryInfo:
@@ -111,13 +118,13 @@ class GeometryInfo(msgspec.Struct, array_like=True, frozen=True):
 class Hello(Request, tag="hi", frozen=True):
     """First message of a client; the trust domain follows from the socket, not from here."""
 
-    oldest: int
-    newest: int
-    arena_layout: int
-    key_version: int
+    oldest: Small
+    newest: Small
+    arena_layout: Small
+    key_version: Small
     geometry: GeometryInfo
-    name: str = ""
-    pid: int = 0
+    name: Name = ""
+    pid: Number = 0
     probe: bool = False
     """True for health probes: their pages are not counted as hits or misses."""
 
@@ -125,55 +132,55 @@ class Hello(Request, tag="hi", frozen=True):
 class Lookup(Request, tag="lk", frozen=True):
     """Which of these pages are cached, and are they worth loading?"""
 
-    depth: int = 0
+    depth: Tokens = 0
     """Tokens in front of the first page."""
-    slo_milliseconds: int | None = None
+    slo_milliseconds: Milliseconds | None = None
     """Time to first token that the request must meet; the policy's where absent."""
-    total_tokens: int | None = None
+    total_tokens: Tokens | None = None
     """Tokens of the whole prompt, for the cost of what has to be computed anyway."""
-    request: int = 0
+    request: Number = 0
     """An engine's own number of the request (u63), 0 = this client asks one after the other."""
 
 
 class Reserve(Request, tag="rs", frozen=True):
     """Slots for new pages, in prefix order."""
 
-    depth: int = 0
+    depth: Tokens = 0
     """Tokens in front of the first page."""
-    parent: bytes = b""
+    parent: Annotated[bytes, msgspec.Meta(max_length=KEY_BYTES)] = b""
     """Key of the page in front of the first (16 bytes); empty where it is not known."""
     partial_last: bool = False
     """The last page is not full: it is never stored below L0."""
-    frozen: str | None = None
+    frozen: Name | None = None
     """Name of the frozen prefix that these pages belong to."""
-    tokens_per_second: float | None = None
+    tokens_per_second: Annotated[float, msgspec.Meta(gt=0, le=1e9)] | None = None
     """Prefill speed that the engine measured."""
 
 
 class Commit(Request, tag="cm", frozen=True):
     """The reserved pages were written; ``boot`` fences a reservation of another agent process."""
 
-    boot: int
+    boot: Number
 
 
 class Abort(Request, tag="ab", frozen=True):
     """The reserved pages will not be written."""
 
-    boot: int
+    boot: Number
 
 
 class Load(Request, tag="ld", frozen=True):
     """Pin these pages; pages below DRAM are brought up first, until the deadline."""
 
-    deadline_milliseconds: int = 500
-    request: int = 0
+    deadline_milliseconds: Milliseconds = 500
+    request: Number = 0
 
 
 class Release(Request, tag="rl", frozen=True):
     """The lease ends; the buffer names pages whose bytes did not match their checksum."""
 
-    boot: int
-    lease: int
+    boot: Number
+    lease: Number
 
 
 class Stats(Request, tag="st", frozen=True):
