@@ -215,6 +215,7 @@ def _report(run: _Run, plan: Plan, did: Readings, seconds: float) -> Report:
         pages_written=did.pages_written,
         bytes_written=did.bytes_written,
         evictions=did.evictions,
+        dropped=did.dropped,
         latency=did.latency,
         wrong_pages=run.wrong_pages,
         wrong_bytes=run.wrong_bytes,

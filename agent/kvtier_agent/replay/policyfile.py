@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from kvtier_api.validate import validate
 
 from kvtier_agent.cache.geometry import align_up
 from kvtier_agent.replay.errors import ReplayError
-from kvtier_api.validate import validate
 
 LEAST_TIER_BYTES = 1 << 20
 """The least size of a tier that the API admits."""

@@ -34,8 +34,8 @@ class Report:
     Attributes:
         requests, blocks, tokens: of the trace, all copies together.
         whole, second_half: see `accounting`.
-        pages_written, bytes_written, evictions: by tier; what the agent did during the run.
-        latency: by "from->to".
+        pages_written, bytes_written, evictions, dropped, latency: what the agent did during the
+            run, by tier or by "from->to"; see `readings`.
         wrong_pages, wrong_bytes: loaded, checksum in order, and yet not what the key says.
         planted: faults made on purpose, by kind.
         quarantined: stored pages that the agent took out of use since their bytes were bad.
@@ -54,6 +54,7 @@ class Report:
     pages_written: Mapping[str, int]
     bytes_written: Mapping[str, int]
     evictions: Mapping[str, int]
+    dropped: Mapping[str, int]
     latency: Mapping[str, Quantiles]
     wrong_pages: int
     wrong_bytes: int
@@ -103,6 +104,7 @@ class Report:
             "pages_written": dict(self.pages_written),
             "bytes_written": dict(self.bytes_written),
             "evictions": dict(self.evictions),
+            "dropped": dict(self.dropped),
             "latency_seconds": {
                 pair: {"p50": value.p50, "p99": value.p99} for pair, value in self.latency.items()
             },
