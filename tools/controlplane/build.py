@@ -189,9 +189,7 @@ def _kubectl(log: Log) -> Path:
         candidates.append(("this Python environment", scripts))
     for source, path in candidates:
         reported = _ask_version(path, ("version", "--client", "--output=json"))
-        if any(
-            f'"gitVersion": "v1.{minor}.' in reported for minor in range(wanted - 1, wanted + 2)
-        ):
+        if any(version in reported for version in fits):
             return path
         log(f"kubectl: not using {path} from {source}: 1.{wanted} is wanted, give or take one")
     raise ToolError(
