@@ -92,9 +92,12 @@ class Channel:
     def tick(self, now: float) -> None:
         """What is due by the clock."""
         self.dispatcher.finished(now, self.core.cache.tick(now))
-        self.dispatcher.accounts.expire(now)
         for session in self.sessions.overdue(now):
             self.over(now, session)
+
+    def settle(self, now: float) -> None:
+        """What may wait half a second: abandoned questions, strangers on the lifeline's socket."""
+        self.dispatcher.accounts.expire(now)
         self.lifelines.expire(now)
 
     def next_due(self) -> float | None:

@@ -91,7 +91,7 @@ class CacheLoop:
         self.wake()
         return future
 
-    # -- before the thread starts and after it ended -------------------------------------------------
+    # -- before the thread starts and after it ended ---------------------------------------------
 
     def add(self, domain: TrustDomain) -> None:
         """Serve this trust domain. Before ``open``."""
@@ -195,6 +195,8 @@ class CacheLoop:
 
     def _take_snapshot(self, now: float) -> None:
         self._next_snapshot = now + self.settings.snapshot_seconds
+        for channel in self._channels.values():
+            channel.settle(now)
         self.snapshot = ServerSnapshot(
             now,
             self.boot,
