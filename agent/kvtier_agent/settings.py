@@ -115,10 +115,17 @@ def default_state_dir() -> Path:
 
 
 def _knob(
-    default: Any, text: str, *, unit: str = "", shown: str = "", group: str, **more: Any
+    default: Any,
+    text: str,
+    *,
+    group: str,
+    unit: str = "",
+    shown: str = "",
+    metavar: str = "",
+    **more: Any,
 ) -> Any:
     """A setting. ``shown`` stands for the default where that depends on the machine."""
-    extra = {"unit": unit, "shown": shown, "group": group}
+    extra = {"unit": unit, "shown": shown, "group": group, "metavar": metavar}
     key = "default_factory" if callable(default) else "default"
     return Field(description=text, json_schema_extra=extra, **{key: default}, **more)
 
@@ -146,7 +153,7 @@ class AgentSettings(BaseSettings):
         "Run under Kubernetes, under the KVTierNode of this name. NODE_NAME in the environment "
         "does the same",
         group=_SOURCE,
-        pattern=r"\A[a-z0-9]([-.a-z0-9]*[a-z0-9])?\Z",
+        pattern=r"^[a-z0-9]([-.a-z0-9]*[a-z0-9])?$",
         max_length=253,
         validation_alias=AliasChoices(f"{ENV_PREFIX}NODE_NAME", "NODE_NAME"),
     )
@@ -180,8 +187,9 @@ class AgentSettings(BaseSettings):
     )
     volume: Annotated[tuple[VolumeMapping, ...], NoDecode, _each(VolumeMapping.parse)] = _knob(
         (),
-        "name=DIR: where a volume that policies name is mounted. Repeat it for each; commas in "
-        "the environment",
+        "Where a volume that policies name is mounted. Repeat it for each; commas in the "
+        "environment",
+        metavar="NAME=DIR",
         shown="none",
         group=_PLACES,
         max_length=16,
@@ -194,8 +202,9 @@ class AgentSettings(BaseSettings):
     )
     domain: Annotated[tuple[Domain, ...], NoDecode, _each(Domain.parse)] = _knob(
         (Domain("default"),),
-        "NAME[:GID]: a trust domain, with its own socket (NAME.sock), arena and share of the "
-        "tiers. Repeat it for each",
+        "A trust domain, with its own socket (NAME.sock), arena and share of the tiers; GID may "
+        "connect. Repeat it for each; commas in the environment",
+        metavar="NAME:GID",
         shown="default",
         group=_PLACES,
         min_length=1,
@@ -203,7 +212,8 @@ class AgentSettings(BaseSettings):
     )
     http: Annotated[HttpAddress, _one(HttpAddress.parse)] = _knob(
         HttpAddress("127.0.0.1", 9476),
-        "HOST:PORT of /healthz, /readyz and /metrics. Port 0 takes a free one",
+        "Where /healthz, /readyz and /metrics are served. Port 0 takes a free one",
+        metavar="HOST:PORT",
         group=_PLACES,
     )
 

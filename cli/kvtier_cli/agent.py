@@ -6,7 +6,11 @@ import typer
 
 from kvtier_cli.options import settings_command
 
-app = typer.Typer(add_completion=False, no_args_is_help=False)
+app = typer.Typer(
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
 
 
 def _settings() -> type:

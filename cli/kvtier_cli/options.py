@@ -10,13 +10,16 @@ from __future__ import annotations
 import inspect
 import typing
 from collections.abc import Callable
+from pathlib import Path
 from typing import Annotated, Any
 
 import annotated_types
 import typer
-from pydantic import ValidationError
+from pydantic import AliasChoices, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings
+
+from kvtier_cli.output import UserError
 
 __all__ = ["describe", "read_settings", "settings_command", "sentence"]
 
@@ -38,8 +41,7 @@ def settings_command(
         try:
             ready = read_settings(settings, said)
         except ValueError as e:
-            typer.echo(f"error: {e}", err=True)
-            raise typer.Exit(1) from None
+            raise UserError(str(e)) from None
         raise typer.Exit(run(ready))
 
     command.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
@@ -54,24 +56,55 @@ def read_settings(settings: type[BaseSettings], given: dict[str, Any]) -> Any:
     try:
         return settings(**given)
     except ValidationError as e:
-        raise ValueError("; ".join(sentence(error) for error in e.errors())) from None
+        raise ValueError("; ".join(sentence(error, settings) for error in e.errors())) from None
 
 
-def sentence(error: Any) -> str:
+def sentence(error: Any, settings: type[BaseSettings]) -> str:
     """One pydantic error as a sentence that names the option."""
-    message = str(error["msg"]).removeprefix("Value error, ")
-    message = message[:1].lower() + message[1:]
+    message = _what_to_write(error)
     if not error["loc"]:
         return message
-    name = str(error["loc"][0])
-    name = name.rpartition("KVTIER_AGENT_")[2].lower() if name.isupper() else name
-    return f"--{name.replace('_', '-')}: {message}"
+    return f"{_option_name(str(error['loc'][0]), settings)}: {message}"
+
+
+def _option_name(said: str, settings: type[BaseSettings]) -> str:
+    """The option of a field; pydantic names a field by the environment variable it came from."""
+    for name, field in settings.model_fields.items():
+        alias = field.validation_alias
+        if isinstance(alias, AliasChoices) and said in alias.choices:
+            said = name
+    return f"--{said.replace('_', '-')}"
+
+
+def _what_to_write(error: Any) -> str:
+    limits = error.get("ctx") or {}
+    got = f", not {error.get('input')!r}"
+    match error["type"]:
+        case "greater_than_equal":
+            return f"write at least {limits['ge']:g}{got}"
+        case "less_than_equal":
+            return f"write at most {limits['le']:g}{got}"
+        case "literal_error":
+            return f"write {limits['expected']}{got}".replace("'", "")
+        case "float_parsing" | "int_parsing" | "float_type" | "int_type":
+            return f"write a number{got}"
+        case "too_long":
+            return f"give at most {limits['max_length']}"
+        case "too_short":
+            return f"give at least {limits['min_length']}"
+        case "string_pattern_mismatch":
+            return f"write a name that matches {limits['pattern']}{got}"
+        case "extra_forbidden":
+            return "no such setting"
+        case _:
+            text = str(error["msg"]).removeprefix("Value error, ")
+            return text[:1].lower() + text[1:]
 
 
 def describe(name: str, field: FieldInfo, settings: type[BaseSettings]) -> str:
     """The help text of one field."""
     facts = [_unit(field), *_bounds(field), _default(field), _environment(name, settings)]
-    return f"{field.description}. [{'; '.join(f for f in facts if f)}]"
+    return f"{field.description}. ({'; '.join(f for f in facts if f)})"
 
 
 def _parameter(name: str, field: FieldInfo, settings: type[BaseSettings]) -> inspect.Parameter:
@@ -80,7 +113,8 @@ def _parameter(name: str, field: FieldInfo, settings: type[BaseSettings]) -> ins
     group = _extra(field).get("group") or None
     kind: Any
     if field.annotation is bool:
-        kind = Annotated[bool | None, _option(f"{option}/--no-{option[2:]}", text, group)]
+        names = f"{option}/--no-{option[2:]}" if field.default else option
+        kind = Annotated[bool | None, _option(names, text, group)]
     elif typing.get_origin(field.annotation) in (tuple, list):
         kind = Annotated[list[str] | None, _option(option, text, group, _metavar(field))]
     else:
@@ -103,11 +137,10 @@ def _metavar(field: FieldInfo) -> str:
     choices = _choices(field.annotation)
     if choices:
         return "|".join(choices)
-    kinds = {int: "N", float: "X"}
-    unit = _extra(field).get("unit")
-    if unit == "quantity":
+    kinds: dict[Any, str] = {int: "N", float: "X", Path: "PATH", Path | None: "PATH"}
+    if _extra(field).get("unit") == "quantity":
         return "SIZE"
-    return kinds.get(typing.cast(Any, field.annotation), "VALUE")
+    return _extra(field).get("metavar") or kinds.get(field.annotation, "TEXT")
 
 
 def _choices(annotation: Any) -> list[str]:
@@ -118,7 +151,7 @@ def _choices(annotation: Any) -> list[str]:
 
 def _unit(field: FieldInfo) -> str:
     unit = _extra(field).get("unit", "")
-    return f"unit {unit}" if unit else ""
+    return f"unit: {unit}" if unit else ""
 
 
 def _bounds(field: FieldInfo) -> list[str]:
@@ -134,9 +167,9 @@ def _bounds(field: FieldInfo) -> list[str]:
 def _default(field: FieldInfo) -> str:
     shown = _extra(field).get("shown")
     if shown:
-        return f"default {shown}"
+        return f"default: {shown}"
     value = field.default
-    return "" if value is None else f"default {_shown(value, field)}"
+    return "default: none" if value is None else f"default: {_shown(value, field)}"
 
 
 def _shown(value: Any, field: FieldInfo) -> str:
@@ -158,7 +191,7 @@ def _quantity(size: int) -> str:
 
 def _environment(name: str, settings: type[BaseSettings]) -> str:
     prefix = settings.model_config.get("env_prefix", "")
-    return f"env {prefix}{name.upper()}" if prefix else ""
+    return f"env: {prefix}{name.upper()}" if prefix else ""
 
 
 def _extra(field: FieldInfo) -> dict[str, Any]:

@@ -90,6 +90,12 @@ class Reporter:
         await self._write(status, urgent)
         return cadence.SHORTEST_SECONDS
 
+    async def last_word(self) -> None:
+        """One last write, whatever the cadence says; its failure is nobody's concern any more."""
+        status = self._build(self._body.get("status") or {}) if self._body else None
+        if status is not None:
+            await self._write(status, cadence.urgent_part(status))
+
     async def _write(self, status: Mapping[str, Any], urgent: object) -> None:
         assert self._body is not None
         version = self._body["metadata"]["resourceVersion"]
