@@ -28,16 +28,18 @@ system prompt are shared by all sessions that use it, a block that fills up late
 
 from __future__ import annotations
 
+import argparse
 import heapq
 import itertools
 import math
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 
-from kvtier_agent.replay.trace import BLOCK_TOKENS, Request
+from kvtier_agent.replay.trace import BLOCK_TOKENS, Request, write_trace
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,3 +177,25 @@ class SessionTraffic:
 
     def _pause(self, median: float, sigma: float) -> float:
         return self._random.lognormvariate(math.log(median), sigma)
+
+
+def main() -> None:
+    """Write generated traffic as a trace: `python -m kvtier_agent.replay.sessions --help`."""
+    parser = argparse.ArgumentParser(
+        prog="python -m kvtier_agent.replay.sessions",
+        description="Write a trace of multi-turn agent and chat sessions (Mooncake's JSONL form).",
+    )
+    parser.add_argument("out", type=Path, help="file to write; compressed when it ends in .gz")
+    parser.add_argument("--requests", type=int, default=2000, help="how many (default: 2000)")
+    parser.add_argument("--seed", type=int, default=1, help="(default: 1)")
+    parser.add_argument(
+        "--sessions-per-second", type=float, default=0.5, help="arrivals (default: 0.5)"
+    )
+    options = parser.parse_args()
+    settings = SessionSettings(seed=options.seed, sessions_per_second=options.sessions_per_second)
+    count = write_trace(options.out, SessionTraffic(settings).requests(count=options.requests))
+    print(f"{options.out}: {count} requests")
+
+
+if __name__ == "__main__":
+    main()
