@@ -97,9 +97,14 @@ class CacheLoop:
         """Serve this trust domain. Before ``open``."""
         self._domains.append(domain)
 
+    def lock(self) -> None:
+        """Lock the run folder, before anything else of this agent is made. ``ServerError``."""
+        if self._run_dir is None:
+            self._run_dir = RunDir(self.settings.run_dir)
+
     def open(self) -> None:
         """Lock the run folder and bind all sockets. ``ServerError``: one line for the user."""
-        self._run_dir = RunDir(self.settings.run_dir)
+        self.lock()
         self._poller.register(self._wake, zmq.POLLIN)
         try:
             for domain in self._domains:

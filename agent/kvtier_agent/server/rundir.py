@@ -28,6 +28,11 @@ LONGEST_PATH: Final = 107
 BACKLOG: Final = 128
 
 
+def table_path(run_dir: Path, domain: str) -> Path:
+    """Where the page table of a trust domain lies: a file that its clients may read."""
+    return run_dir / f"{domain}.pages"
+
+
 class RunDir:
     """The locked folder; ``close`` gives it up."""
 
