@@ -94,7 +94,8 @@ def replay(
         ),
     ] = 30_500,
     max_bad_lines: Annotated[
-        int, typer.Option(min=0, max=10_000_000, help="Bad lines that are skipped before giving up.")
+        int,
+        typer.Option(min=0, max=10_000_000, help="Bad lines skipped before giving up."),
     ] = 100,
     self_test_corrupt: Annotated[
         int,

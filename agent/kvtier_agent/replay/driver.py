@@ -138,7 +138,8 @@ class _Run:
             if self.plan.corrupt_tier and index == self.total // 2:
                 self.stored_faults = faults.corrupt_stored_pages(
                     self.client,
-                    chain,
+                    self.engine.content,
+                    chain.known(),
                     self.plan.corrupt_tier,
                     volumes=dict(self.plan.volumes),
                     random=self.random,
@@ -198,7 +199,7 @@ def new_seed() -> int:
 
 def _report(run: _Run, plan: Plan, did: Readings, seconds: float) -> Report:
     trace = run.trace
-    planted = {}
+    planted: dict[str, int] = {}
     if plan.corrupt_client:
         planted |= {
             "client_buffers": run.spoiler.planted,

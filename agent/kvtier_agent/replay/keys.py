@@ -52,6 +52,10 @@ class ChainKeys:
             parent = node
         return self._keys[chain]
 
+    def known(self) -> KeyArray:
+        """All keys made so far, (n, 16) uint8, a parent before its children."""
+        return self._keys[: len(self._nodes)].copy()
+
     def _add(self, step: tuple[int, int]) -> int:
         parent, number = step
         node = len(self._nodes)
