@@ -1,0 +1,1 @@
+"""Ordered rules: the first that has something to say decides."""
