@@ -23,7 +23,7 @@ def summarise(records: NDArray[Any], now: float, top: int = 10) -> dict[str, Any
     ``pages``, ``bytes`` (payload), ``pinned_pages``, ``pins``, ``partial_pages``,
     ``exempt_pages``; ``states`` and ``tiers`` (pages, bytes, pinned_pages, idle_seconds
     percentiles); ``top_prefixes``: chains by pages, with ``key`` (hex) of their first page,
-    ``pages``, ``bytes``, ``hits``, ``longest_tokens`` in front of the deepest page, ``idle_seconds``.
+    ``pages``, ``bytes``, ``hits``, ``longest_tokens`` (in front of the deepest), ``idle_seconds``.
     """
     tier = TIER_OF_STATE[records["state"]]
     sizes = records["size"].astype(np.int64)
