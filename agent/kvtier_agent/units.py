@@ -7,9 +7,8 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, PlainSerializer
-
 from kvtier_api.quantity import format_size, parse_size
+from pydantic import BeforeValidator, PlainSerializer
 
 __all__ = ["Bytes", "human"]
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import typer
+from kvtier_agent.settings import AgentSettings
 
 from kvtier_cli.options import settings_command
+from kvtier_cli.output import UserError
 
 app = typer.Typer(
     add_completion=False,
@@ -13,21 +15,18 @@ app = typer.Typer(
 )
 
 
-def _settings() -> type:
-    from kvtier_agent.settings import AgentSettings
+def _run(settings: AgentSettings) -> int:
+    from kvtier_agent.node.main import StartError, run  # torch and its friends: seconds
 
-    return AgentSettings
-
-
-def _run(settings: object) -> int:
-    from kvtier_agent.node.main import run
-
-    return run(settings)  # type: ignore[arg-type]
+    try:
+        return run(settings)
+    except StartError as e:
+        raise UserError(str(e)) from None
 
 
 settings_command(
     app,
-    _settings(),
+    AgentSettings,
     _run,
     help="Run the cache of one node: alone under a policy file, or under Kubernetes.",
 )

@@ -21,7 +21,7 @@ from pydantic_settings import BaseSettings
 
 from kvtier_cli.output import UserError
 
-__all__ = ["describe", "read_settings", "settings_command", "sentence"]
+__all__ = ["describe", "read_settings", "sentence", "settings_command"]
 
 BOUNDS = (("ge", "at least"), ("gt", "more than"), ("le", "at most"), ("lt", "less than"))
 
@@ -31,7 +31,7 @@ def settings_command(
     settings: type[BaseSettings],
     run: Callable[[Any], int],
     *,
-    help: str,  # noqa: A002 - typer's own word
+    help: str,
 ) -> None:
     """Adds one command to ``app`` whose options are the fields of ``settings``. ``run`` gets the
     validated settings and returns the exit status. A mistake is one line and exit status 1."""
@@ -119,9 +119,7 @@ def _parameter(name: str, field: FieldInfo, settings: type[BaseSettings]) -> ins
         kind = Annotated[list[str] | None, _option(option, text, group, _metavar(field))]
     else:
         kind = Annotated[str | None, _option(option, text, group, _metavar(field))]
-    return inspect.Parameter(
-        name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=kind
-    )
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=kind)
 
 
 def _option(

@@ -24,10 +24,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from kvtier_agent.node.facts import Facts
-from kvtier_agent.units import human
 from kvtier_api.policy import RevisionSpec
 from kvtier_api.reasons import Reason
+
+from kvtier_agent.node.facts import Facts
+from kvtier_agent.units import human
 
 __all__ = ["Clamp", "NodeBudgets", "NotApplicableError", "plan"]
 
@@ -171,13 +172,17 @@ def _room(facts: Facts) -> tuple[int, str, Reason]:
     return room, what, why
 
 
-def _nvme(
-    spec: RevisionSpec, facts: Facts
-) -> tuple[int, tuple[str, ...], int, Clamp | None]:
+def _nvme(spec: RevisionSpec, facts: Facts) -> tuple[int, tuple[str, ...], int, Clamp | None]:
     nvme = spec.tiers.nvme
     if nvme is None:
         return 0, (), 0, None
     for name in nvme.volumes:
+        if name in facts.broken:
+            raise NotApplicableError(
+                Reason.VolumeUnusable,
+                f"volume {name} cannot be used: {facts.broken[name]}; mount it, or take it out of "
+                "tiers.nvme.volumes",
+            )
         if name not in facts.volumes:
             known = ", ".join(sorted(facts.volumes)) or "none"
             raise NotApplicableError(

@@ -21,6 +21,8 @@ from dataclasses import replace
 from typing import Final, Protocol
 
 import structlog
+from kvtier_api.policy import RevisionSpec
+from kvtier_api.reasons import Reason
 
 from kvtier_agent.cache.settings import Behaviour, BehaviourError
 from kvtier_agent.node import lifecycle
@@ -31,8 +33,6 @@ from kvtier_agent.node.lifecycle import Action, Phase
 from kvtier_agent.node.revision import NOTHING, behaviour_of
 from kvtier_agent.node.view import NodeView
 from kvtier_agent.supervise import Heart
-from kvtier_api.policy import RevisionSpec
-from kvtier_api.reasons import Reason
 
 __all__ = ["Control", "Tiers"]
 

@@ -26,6 +26,7 @@ __all__ = [
     "available_in",
     "find_device",
     "memory_limit",
+    "size_of",
     "volume_facts",
 ]
 
@@ -75,6 +76,8 @@ class Facts:
     engine_pool: int = 0
     """KV pool of the engines that are registered (shape ``engine``); 0 while there is none."""
     volumes: Mapping[str, VolumeFacts] = field(default_factory=dict)
+    broken: Mapping[str, str] = field(default_factory=dict)
+    """Mapped volumes that could not be looked at, and why."""
 
 
 def memory_limit(
@@ -95,7 +98,7 @@ def _group_limit(membership: Path, root: Path) -> int | None:
         return None
     found: list[int] = []
     for line in lines:
-        _, controllers, path = (line.split(":", 2) + ["", ""])[:3]
+        _, controllers, path = [*line.split(":", 2), "", ""][:3]
         if controllers == "":
             base, name = root, "memory.max"
         elif "memory" in controllers.split(","):
@@ -136,6 +139,12 @@ def available_in(folder: Path, held: int) -> int:
     """Bytes a process may still allocate in ``folder``'s filesystem, plus ``held``, our own."""
     stat = os.statvfs(folder)
     return stat.f_bavail * stat.f_frsize + held
+
+
+def size_of(folder: Path) -> int:
+    """Size of the filesystem that holds ``folder``, bytes."""
+    stat = os.statvfs(folder)
+    return stat.f_blocks * stat.f_frsize
 
 
 def volume_facts(mount: Path, held: int = 0) -> VolumeFacts:

@@ -13,11 +13,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from kvtier_agent.node.desired import Absent, Desired, Problem, Wanted
 from kvtier_api.policy import RevisionSpec
 from kvtier_api.reasons import Reason
 from kvtier_api.revision import revision_hash
 from kvtier_api.validate import InvalidObject, parse, unknown_fields
+
+from kvtier_agent.node.desired import Absent, Desired, Problem, Wanted
 
 __all__ = ["DEFAULT_GRACE_SECONDS", "DEFAULT_INTERVAL_SECONDS", "NodeWord", "read_node"]
 

@@ -70,9 +70,7 @@ class Reporter:
             wait = await self.turn(time.monotonic())
             self._wake.clear()
             try:
-                await asyncio.wait_for(
-                    self._wake.wait(), min(LONGEST_NAP_SECONDS, max(0.02, wait))
-                )
+                await asyncio.wait_for(self._wake.wait(), min(LONGEST_NAP_SECONDS, max(0.02, wait)))
             except TimeoutError:
                 continue
 

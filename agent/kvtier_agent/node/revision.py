@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Final
 
+from kvtier_api.policy import RevisionSpec
+
 from kvtier_agent.cache.settings import Behaviour, Budgets, FrozenPrefix
 from kvtier_agent.node.budgets import NodeBudgets
-from kvtier_api.policy import RevisionSpec
 
 __all__ = ["NOTHING", "behaviour_of", "share_of"]
 

@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import Any, Final
 
 import yaml
-
-from kvtier_agent.node.desired import Problem, Wanted
-from kvtier_agent.supervise import Heart
 from kvtier_api.policy import KVTierPolicy
 from kvtier_api.reasons import Reason
 from kvtier_api.revision import revision_hash
 from kvtier_api.validate import parse, validate
+
+from kvtier_agent.node.desired import Problem, Wanted
+from kvtier_agent.supervise import Heart
 
 __all__ = ["PolicyFile", "PolicyFileError", "read_policy"]
 
@@ -63,7 +63,7 @@ def read_policy(path: Path) -> Wanted:
 
 def _document(path: Path, text: bytes) -> Any:
     try:
-        documents = [d for d in yaml.load_all(text, Loader=_Strict) if d is not None]  # noqa: S506
+        documents = [d for d in yaml.load_all(text, Loader=_Strict) if d is not None]
     except yaml.MarkedYAMLError as e:
         mark = e.problem_mark
         where = f", line {mark.line + 1}" if mark is not None else ""

@@ -2,12 +2,13 @@
 
 New bytes go to a temporary file beside the old one, are flushed, and take its place by rename; then
 the folder is flushed. A power cut leaves the old document or the new one. A document that cannot be
-read (torn by another tool, of a newer layout) is set aside under ``.bad`` and counts as absent, with
-its reason: a damaged state file must not keep the cache from serving.
+read (torn by another tool, of a newer layout) is set aside under ``.bad`` and counts as absent,
+with its reason: a damaged state file must not keep the cache from serving.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections.abc import Mapping
@@ -75,7 +76,6 @@ class StateFile:
         return self.path.with_name(self.path.name + ".bad")
 
     def _set_aside(self) -> None:
-        try:
+        # Where even that fails, `read` has said so and the next write replaces the file.
+        with contextlib.suppress(OSError):
             self.path.replace(self._aside)
-        except OSError:
-            pass  # it is said in the answer of `read`; the next write replaces it

@@ -6,12 +6,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from kvtier_agent.node.lifecycle import Phase, remaining_grace
-from kvtier_agent.node.view import NodeView
 from kvtier_api.conditions import Condition, ConditionStatus, timestamp, with_condition
 from kvtier_api.node import Counters, NodeStatus, TierStatus
 from kvtier_api.reasons import Reason
 from kvtier_api.validate import InvalidObject, parse
+
+from kvtier_agent.node.lifecycle import Phase, remaining_grace
+from kvtier_agent.node.view import NodeView
 
 __all__ = ["make_status", "previous_conditions"]
 

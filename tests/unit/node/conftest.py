@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-
 from kvtier_agent.cache.settings import Behaviour
 from kvtier_agent.node.budgets import NodeBudgets, NotApplicableError
 from kvtier_agent.node.desired import Wanted

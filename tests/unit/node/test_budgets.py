@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-
 from kvtier_agent.node.budgets import NotApplicableError, plan
 from kvtier_agent.node.facts import Device, Facts, MemoryLimit, VolumeFacts
 from kvtier_api.policy import RevisionSpec
@@ -147,8 +146,7 @@ def test_never_more_than_there_is(
     facts = Facts("owned", Device(kind, 1, device), memory, shm)
     try:
         budgets = plan(spec, facts)
-    except NotApplicableError as e:
-        assert e.message
+    except NotApplicableError:
         return
     room = shm if limit is None else min(shm, max(0, limit - 2 * GI))
     shared = budgets.l1 + (budgets.l0 if kind == "cpu" else 0)

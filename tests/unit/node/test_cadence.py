@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 from hypothesis import given
 from hypothesis import strategies as st
-
 from kvtier_agent.node import backoff
 from kvtier_agent.node.cadence import SHORTEST_SECONDS, Cadence, next_write, urgent_part
 
@@ -68,7 +69,7 @@ def test_writes_are_bounded_whatever_changes(
         if next_write(cadence, urgent, interval, now) <= 0:
             cadence = cadence.wrote(urgent, now)
             writes.append(now)
-    assert all(b - a >= SHORTEST_SECONDS - 1e-6 for a, b in zip(writes, writes[1:], strict=False))
+    assert all(b - a >= SHORTEST_SECONDS - 1e-6 for a, b in pairwise(writes))
 
 
 @given(st.integers(1, 10_000), st.floats(0, 1, exclude_max=True))

@@ -91,9 +91,7 @@ def test_a_failed_preparation_changes_nothing(tiers: Any, facts: Make, wanted: M
     world.control.say(wanted(durability="none"), None)
     world.turn(1.0)
     assert (tiers.behaviour, tiers.budgets) == before
-    assert world.control.view.refusal == Problem(
-        Reason.VolumeReadOnly, "volume data0 is read-only"
-    )
+    assert world.control.view.refusal == Problem(Reason.VolumeReadOnly, "volume data0 is read-only")
 
 
 def test_a_word_nobody_understands_is_reported_and_changes_nothing(
@@ -175,9 +173,7 @@ def test_a_last_good_revision_that_fails_at_restart_is_tried_again(
     assert world.control.view.in_force == wanted().revision
 
 
-def test_drifting_facts_lead_to_new_budgets_in_steps(
-    tiers: Any, facts: Make, wanted: Make
-) -> None:
+def test_drifting_facts_lead_to_new_budgets_in_steps(tiers: Any, facts: Make, wanted: Make) -> None:
     world = World(tiers, facts())
     world.control.say(wanted(), None)
     world.turn()

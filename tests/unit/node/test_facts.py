@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-
 from kvtier_agent.node import facts
 from kvtier_agent.node.facts import MemoryLimit
 

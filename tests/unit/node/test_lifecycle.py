@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-
 from kvtier_agent.node import lifecycle
 from kvtier_agent.node.desired import Absent, Desired, Unheard, Wanted
 from kvtier_agent.node.lifecycle import Action, Life, Phase, step

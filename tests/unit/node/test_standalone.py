@@ -6,7 +6,6 @@ import os
 from pathlib import Path
 
 import pytest
-
 from kvtier_agent.node.desired import Problem, Wanted
 from kvtier_agent.node.standalone import PolicyFile, PolicyFileError, read_policy
 

@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 
 import pytest
-
 from kvtier_agent.node import counters
 from kvtier_agent.node.statefile import StateFile
 

@@ -1,0 +1,115 @@
+"""The node's status, put together from where its parts are, and kept where others find it.
+
+`StatusBoard.status` is what the reporter writes to the API server. The board's own loop keeps the
+counters on disk and the same status in ``status.json`` in the run folder, for people, scripts and
+an agent that runs alone: the very document that ``kubectl get ktn -o jsonpath={.status}`` shows.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+import structlog
+
+from kvtier_agent.node import counters, status
+from kvtier_agent.node.cadence import urgent_part
+from kvtier_agent.node.control import Control
+from kvtier_agent.node.lifecycle import remaining_grace
+from kvtier_agent.node.memory import Memory
+from kvtier_agent.node.rooms import counters_of, tiers_of
+from kvtier_agent.node.version import agent_version
+from kvtier_agent.node.view import NodeView
+from kvtier_agent.server.loop import CacheLoop
+from kvtier_agent.supervise import Heart, Supervisor
+
+__all__ = ["StatusBoard"]
+
+SAVE_SECONDS: Final = 5.0
+LOOK_SECONDS: Final = 0.5
+
+log = structlog.get_logger(__name__)
+
+
+class StatusBoard:
+    """See the module. ``wall``: seconds since 1970, for the times that people read."""
+
+    def __init__(
+        self,
+        control: Control,
+        loop: CacheLoop,
+        supervisor: Supervisor,
+        memory: Memory,
+        path: Path,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        self._control = control
+        self._loop = loop
+        self._supervisor = supervisor
+        self._memory = memory
+        self._path = path
+        self._clock = clock
+        self._wall = wall
+        self._wake = threading.Event()
+        self._saved_at = clock() - SAVE_SECONDS
+        self._shown: dict[str, Any] = {}
+        self.boot_id = secrets.token_hex(16)
+
+    def status(self, present: Mapping[str, Any]) -> dict[str, Any]:
+        """The status now; ``present``: the one that stands, for its transition times."""
+        snapshot = self._loop.snapshot
+        return status.make_status(
+            self._view(),
+            tiers_of(snapshot),
+            counters.total(self._memory.closed, counters_of(snapshot)),
+            status.previous_conditions(present),
+            wall=self._wall(),
+            version=agent_version(),
+            boot_id=self.boot_id,
+        )
+
+    def wake(self) -> None:
+        """The view changed; from any thread."""
+        self._wake.set()
+
+    def run(self, heart: Heart) -> None:
+        """Until the heart is asked to stop."""
+        while not heart.stopping.is_set():
+            heart.beat()
+            self.save()
+            self._wake.wait(LOOK_SECONDS)
+            self._wake.clear()
+
+    def save(self, last: bool = False) -> None:
+        """Writes what is due: the status file when something urgent changed, and everything every
+        few seconds (``last``: now)."""
+        now = self._clock()
+        due = last or now - self._saved_at >= SAVE_SECONDS
+        fresh = self.status(self._shown)
+        if due or urgent_part(fresh) != urgent_part(self._shown):
+            self._shown = fresh
+            self._show(fresh)
+        if due:
+            self._saved_at = now
+            total = counters.total(self._memory.closed, counters_of(self._loop.snapshot))
+            self._memory.save(total, remaining_grace(self._control.view.life, now))
+
+    def _view(self) -> NodeView:
+        causes = tuple(self._supervisor.causes())
+        return replace(self._control.view, causes=causes)
+
+    def _show(self, document: Mapping[str, Any]) -> None:
+        temporary = self._path.with_name(f".{self._path.name}.{os.getpid()}")
+        with contextlib.suppress(OSError):  # it is a convenience; the run folder may be full
+            temporary.write_text(json.dumps(document, indent=1) + "\n")
+            temporary.replace(self._path)

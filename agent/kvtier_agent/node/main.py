@@ -1,0 +1,283 @@
+"""The agent as a process: what is made in which order, and how it ends.
+
+Start, each step only when the one before holds:
+
+1. HTTP: from here on ``/healthz`` answers and ``/readyz`` says which step is under way.
+2. Folders: made, checked, locked. A second agent on the same ones ends here.
+3. The device, the caches (one `Core` per trust domain) and the cache thread with its sockets.
+4. The policy. Alone: the file has to be valid and applicable, for a wrong one is a mistake of
+   whoever starts the agent. Under Kubernetes: the last good revision from disk, if there is one,
+   before the API server has said a word.
+5. The loops that follow the policy from then on.
+
+Every loop runs under one `Supervisor`. A mistake of the user's is a `StartError`, one line. End, on
+SIGTERM or SIGINT: nothing more is admitted, the API server is told, counters are saved, clients are
+let go, volumes are closed; then the process ends with 0. If that takes longer than the setting
+allows, it ends anyway, with 1.
+
+Time: logic counts on the monotonic clock alone. The wall clock is read for the times that people
+see, and a jump of it moves nothing else.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from typing import Any, Final
+
+import structlog
+
+from kvtier_agent import logs
+from kvtier_agent.cache.settings import CacheSettings
+from kvtier_agent.node import facts
+from kvtier_agent.node.board import StatusBoard
+from kvtier_agent.node.cluster import Cluster
+from kvtier_agent.node.control import Control
+from kvtier_agent.node.desired import Problem, Wanted
+from kvtier_agent.node.facts import Device, Facts
+from kvtier_agent.node.kube import ConfigurationError
+from kvtier_agent.node.memory import Memory
+from kvtier_agent.node.places import PlaceError, Places, held_bytes
+from kvtier_agent.node.rooms import Rooms
+from kvtier_agent.node.standalone import PolicyFile, PolicyFileError
+from kvtier_agent.node.version import agent_version
+from kvtier_agent.server.http import HttpServer
+from kvtier_agent.server.loop import CacheLoop
+from kvtier_agent.server.settings import ServerError, ServerSettings, TrustDomain
+from kvtier_agent.settings import AgentSettings
+from kvtier_agent.storage.core import Core, CoreError, CoreSettings
+from kvtier_agent.supervise import Supervisor
+
+__all__ = ["Agent", "StartError", "run"]
+
+CONTROL_STUCK_SECONDS: Final = 300.0
+"""Backing a large arena with memory takes this long at worst (a terabyte at some GB/s)."""
+
+log = structlog.get_logger(__name__)
+
+
+class StartError(Exception):
+    """The agent cannot start as asked; one line that says what to do."""
+
+
+def run(settings: AgentSettings) -> int:
+    """The whole life of the process; the exit status. Raises `StartError`."""
+    logs.configure(settings.log_level, settings.log_format)
+    stop = threading.Event()
+    agent = Agent(settings)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    signal.signal(signal.SIGHUP, lambda *_: agent.reread())
+    try:
+        agent.start()
+        while not stop.wait(1.0):
+            pass  # a wait without end would keep signals from Python's handlers on some systems
+    finally:
+        late = threading.Timer(settings.stop_seconds, _end_anyway)
+        late.daemon = True
+        late.start()
+        agent.stop()
+        late.cancel()
+    return 0
+
+
+def _end_anyway() -> None:
+    log.error("an orderly stop took too long; ending anyway")
+    os._exit(1)
+
+
+class Agent:
+    """One agent process. `start` and `stop` on the same thread; both may be called once."""
+
+    def __init__(self, settings: AgentSettings) -> None:
+        self.settings = settings
+        self.supervisor = Supervisor()
+        self.http: HttpServer | None = None
+        self.loop: CacheLoop | None = None
+        self.control: Control | None = None
+        self.cluster: Cluster | None = None
+        self.board: StatusBoard | None = None
+        self._places: Places | None = None
+        self._cores: dict[str, Core] = {}
+        self._file: PolicyFile | None = None
+        self._device = Device("cpu", 0, 0)
+
+    def start(self) -> None:
+        """See the module. Raises `StartError`; `stop` clears up after that too."""
+        try:
+            self._start()
+        except (ServerError, PlaceError, PolicyFileError, ConfigurationError, CoreError) as e:
+            raise StartError(str(e)) from e
+
+    def reread(self) -> None:
+        """SIGHUP: look at the policy file now."""
+        if self._file is not None:
+            self._file.reread()
+
+    def _start(self) -> None:
+        settings = self.settings
+        first: Wanted | None = None
+        if settings.policy is not None:
+            self._file = PolicyFile(settings.policy, self._heard_file, settings.poll_seconds)
+            first = self._file.read_first()
+        self._start_http()
+        self._step("folders")
+        self._places = Places.open(settings.state_dir, settings.shm_dir, settings.run_dir)
+        memory = Memory(self._places.state, settings.node_name or "")
+        loop = self.loop = CacheLoop(self._server_settings(), version=agent_version())
+        loop.lock()
+        self._step("device and caches")
+        self._device = self._find_device()
+        self._open_caches(loop, self._places)
+        control = self.control = Control(Rooms(loop, self._cores), self._measure, keep=memory.keep)
+        board = self.board = StatusBoard(
+            control, loop, self.supervisor, memory, settings.run_dir / "status.json"
+        )
+        control.changed = self._view_changed
+        self._step("policy")
+        wanted, grace_left = memory.recall()
+        if first is not None:
+            self._start_alone(control, first)
+        else:
+            assert settings.node_name is not None
+            self.cluster = Cluster(settings.node_name, settings.kubeconfig, control, board.status)
+            self.cluster.check()
+            control.resume(wanted, grace_left)
+        self.supervisor.start("control", control.run, CONTROL_STUCK_SECONDS)
+        self.supervisor.start("state", board.run)
+        if self._file is not None:
+            self.supervisor.start("policy-file", self._file.run)
+        if self.cluster is not None:
+            self.supervisor.start("kubernetes", self.cluster.run)
+        assert self.http is not None
+        self.http.attach(lambda: loop.snapshot, settings.run_dir)
+        log.info(
+            "agent started",
+            version=agent_version(),
+            http=f"{self.http.address[0]}:{self.http.address[1]}",
+            run_dir=str(settings.run_dir),
+            domains=[str(d) for d in settings.domain],
+            device=self._device.kind,
+            l0=settings.l0,
+        )
+
+    def _start_http(self) -> None:
+        address = self.settings.http
+        self.http = HttpServer(address.host, address.port, self.supervisor)
+        self.supervisor.start("http", self.http.run)
+
+    def _start_alone(self, control: Control, first: Wanted) -> None:
+        control.say(first, None)
+        control.turn(time.monotonic())
+        refusal = control.view.refusal
+        if refusal is not None:
+            raise StartError(f"policy {self.settings.policy}: {refusal.message}")
+
+    def _open_caches(self, loop: CacheLoop, places: Places) -> None:
+        settings = self.settings
+        limit = facts.memory_limit(settings.memory_headroom)
+        ceiling = facts.size_of(places.arenas)
+        if limit is not None:
+            ceiling = min(ceiling, limit.size)
+        for domain in settings.domain:
+            core = Core(
+                CoreSettings(
+                    domain=domain.name,
+                    arena_folder=places.arenas,
+                    table_path=places.arenas / f"{domain.name}.table",
+                    volumes={v.name: v.path for v in settings.volume},
+                    maximum_l0_bytes=(
+                        self._device.memory if self._device.kind == "cuda" else ceiling
+                    ),
+                    maximum_l1_bytes=ceiling,
+                    device=self._device.kind,
+                    gid=domain.gid,
+                    allow_root_filesystem=settings.allow_root_filesystem,
+                    cache=CacheSettings(lease_seconds=settings.lease_seconds),
+                ),
+                wake=loop.wake,
+            )
+            self._cores[domain.name] = core
+            loop.add(TrustDomain(domain.name, core, domain.gid))
+        loop.open()
+        self.supervisor.start("cache", loop.run)
+
+    def _find_device(self) -> Device:
+        try:
+            return facts.find_device(self.settings.device, self.settings.device_memory)
+        except LookupError as e:
+            raise StartError(
+                f"--device cuda: {e}; give the agent access to the device (runtimeClassName and "
+                "NVIDIA_VISIBLE_DEVICES), or run it with --device cpu"
+            ) from e
+
+    def _server_settings(self) -> ServerSettings:
+        return ServerSettings(
+            run_dir=self.settings.run_dir, lease_seconds=self.settings.lease_seconds
+        )
+
+    def _measure(self) -> Facts:
+        """Fresh facts; on the control thread."""
+        assert self._places is not None
+        settings = self.settings
+        volumes, broken = {}, {}
+        for volume in settings.volume:
+            try:
+                held = held_bytes(volume.path)
+                volumes[volume.name] = facts.volume_facts(volume.path, held)
+            except OSError as e:
+                broken[volume.name] = f"{volume.path}: {e.strerror}"
+        return Facts(
+            shape=settings.l0,
+            device=self._device,
+            memory=facts.memory_limit(settings.memory_headroom),
+            shm_available=facts.available_in(self._places.arenas, held_bytes(self._places.arenas)),
+            volumes=volumes,
+            broken=broken,
+        )
+
+    def _heard_file(self, wanted: Wanted | None, problem: Problem | None) -> None:
+        if problem is not None:
+            log.error("policy file is wrong; the last good one stays", problem=problem.message)
+        assert self.control is not None
+        self.control.say(wanted, problem)
+
+    def _view_changed(self) -> None:
+        if self.board is not None:
+            self.board.wake()
+        if self.cluster is not None:
+            self.cluster.wake()
+
+    def _step(self, name: str) -> None:
+        if self.http is not None:
+            self.http.cause = name
+
+    def stop(self) -> None:
+        """An orderly end, from whatever state the start has reached."""
+        log.info("agent stops")
+        if self.control is not None:
+            self._quietly(self.supervisor.stop, 5.0, ["control", "policy-file"])
+            self._quietly(self.control.stop_admitting)
+        self._quietly(self.supervisor.stop, 3.0, ["kubernetes"])
+        self._quietly(self.supervisor.stop, 3.0, ["state"])
+        if self.board is not None:
+            self._quietly(self.board.save, True)
+        self._quietly(self.supervisor.stop, 3.0)
+        for core in self._cores.values():
+            self._quietly(core.close)
+        if self.loop is not None:
+            self._quietly(self.loop.close)
+        if self.http is not None:
+            self._quietly(self.http.close)
+        if self._places is not None:
+            self._quietly(self._places.close)
+
+    @staticmethod
+    def _quietly(step: Any, *arguments: Any) -> None:
+        """One step of the end; its failure must not keep the others from being taken."""
+        try:
+            step(*arguments)
+        except Exception:
+            log.exception("a step of the stop failed", step=getattr(step, "__qualname__", ""))

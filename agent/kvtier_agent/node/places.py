@@ -1,0 +1,98 @@
+"""The folders of one agent: made, checked and locked before anything is put into them.
+
+A mistake here is the user's and is said in one line (`PlaceError`). The run folder itself is made
+and locked by the server (``server.rundir``).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+from dataclasses import dataclass
+from hashlib import blake2b
+from pathlib import Path
+
+__all__ = ["PlaceError", "Places", "held_bytes"]
+
+
+class PlaceError(Exception):
+    """A folder cannot be used; one line that says what to do."""
+
+
+@dataclass
+class Places:
+    """``state``: what outlives a restart. ``arenas``: this agent's own folder in shared memory."""
+
+    state: Path
+    arenas: Path
+    _lock: int
+
+    @classmethod
+    def open(cls, state_dir: Path, shm_dir: Path, run_dir: Path) -> Places:
+        """Makes both folders and locks the first. Raises `PlaceError`."""
+        _make(state_dir, "state folder", "--state-dir", 0o700)
+        lock = _locked(state_dir)
+        if not shm_dir.is_dir():
+            raise PlaceError(
+                f"shared-memory folder {shm_dir} does not exist; mount a tmpfs there or choose "
+                "another with --shm-dir"
+            )
+        # Named after the run folder, so that several agents on one machine share nothing, and one
+        # that was killed leaves what its successor finds and clears.
+        name = blake2b(os.fsencode(run_dir.resolve()), digest_size=6).hexdigest()
+        arenas = shm_dir / f"kvtier-{name}"
+        _make(arenas, "shared-memory folder", "--shm-dir", 0o755)
+        return cls(state_dir, arenas, lock)
+
+    def close(self) -> None:
+        """Gives up the lock, and the arena folder where it is empty."""
+        with contextlib.suppress(OSError):  # it may hold what outlives the process on purpose
+            self.arenas.rmdir()
+        os.close(self._lock)
+
+
+def held_bytes(folder: Path) -> int:
+    """Bytes that the files in a folder take, holes left out."""
+    total = 0
+    try:
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                total += entry.stat(follow_symlinks=False).st_blocks * 512
+    except OSError:
+        return total  # a file that went away while we looked
+    return total
+
+
+def _make(folder: Path, what: str, option: str, mode: int) -> None:
+    hint = f"choose a folder you may write with {option}"
+    try:
+        folder.mkdir(mode=mode, parents=True, exist_ok=True)
+    except OSError as e:
+        raise PlaceError(f"{what} {folder}: {e.strerror}; {hint}") from None
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise PlaceError(f"{what} {folder}: no permission to write; {hint}")
+    if os.statvfs(folder).f_flag & os.ST_RDONLY:
+        raise PlaceError(f"{what} {folder}: read-only filesystem; {hint}")
+
+
+def _locked(folder: Path) -> int:
+    try:
+        lock = os.open(folder / "agent.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as e:
+        raise PlaceError(
+            f"state folder {folder}: {e.strerror}; choose a folder you may write with --state-dir"
+        ) from None
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        owner = os.pread(lock, 32, 0).decode(errors="replace").strip()
+        os.close(lock)
+        raise PlaceError(
+            f"state folder {folder} is in use by another agent"
+            + (f" (pid {owner})" if owner else "")
+            + "; stop it, or choose another folder with --state-dir"
+        ) from None
+    os.ftruncate(lock, 0)
+    os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
+    return lock

@@ -1,0 +1,120 @@
+"""All trust domains' caches as one set of tiers, worked from outside the cache thread.
+
+Budgets are divided evenly between domains. What has to happen on the cache thread is posted there
+and waited for; a cache thread that does not answer in time is an error of the caller's loop, which
+its supervisor reports.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from kvtier_api.node import TierStatus
+
+from kvtier_agent.cache.settings import Behaviour
+from kvtier_agent.node.budgets import NodeBudgets, NotApplicableError
+from kvtier_agent.node.refusals import reason_of
+from kvtier_agent.node.revision import share_of
+from kvtier_agent.server.loop import CacheLoop
+from kvtier_agent.server.snapshot import ServerSnapshot
+from kvtier_agent.storage.core import Core, CoreError
+
+__all__ = ["Rooms", "counters_of", "tiers_of"]
+
+ANSWER_SECONDS: Final = 30.0
+"""A reconfiguration shrinks tiers in memory; that takes milliseconds, not this."""
+
+
+class Rooms:
+    """Implements `control.Tiers`."""
+
+    def __init__(
+        self,
+        loop: CacheLoop,
+        cores: Mapping[str, Core],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._loop = loop
+        self._cores = cores
+        self._clock = clock
+
+    def prepare(self, behaviour: Behaviour, budgets: NodeBudgets) -> None:
+        share = share_of(budgets, len(self._cores))
+        for name, core in self._cores.items():
+            try:
+                core.prepare(behaviour, share)
+            except CoreError as e:
+                where = f"domain {name}: " if len(self._cores) > 1 else ""
+                raise NotApplicableError(reason_of(e), f"{where}{e}") from e
+
+    def reconfigure(self, behaviour: Behaviour, budgets: NodeBudgets) -> None:
+        share = share_of(budgets, len(self._cores))
+
+        def on_cache_thread() -> None:
+            for core in self._cores.values():
+                core.reconfigure(self._clock(), behaviour, share)
+
+        try:
+            self._loop.post(on_cache_thread).result(ANSWER_SECONDS)
+        except CoreError as e:
+            raise NotApplicableError(reason_of(e), str(e)) from e
+
+    def drop(self) -> None:
+        def on_cache_thread() -> None:
+            for core in self._cores.values():
+                core.cache.drop_all(self._clock())
+
+        self._loop.post(on_cache_thread).result(ANSWER_SECONDS)
+
+
+def tiers_of(snapshot: ServerSnapshot | None) -> tuple[TierStatus, ...]:
+    """Use of each tier over all domains; tiers that are not configured are left out."""
+    if snapshot is None:
+        return ()
+    sums: dict[str, list[int]] = {}
+    for domain in snapshot.domains.values():
+        for tier in domain.cache.tiers:
+            into = sums.setdefault(tier.name, [0, 0, 0])
+            into[0] += tier.capacity_bytes
+            into[1] += tier.used_bytes
+            into[2] += tier.pages
+    return tuple(
+        TierStatus(name=name, capacity_bytes=capacity, used_bytes=used, pages=pages)
+        for name, (capacity, used, pages) in sums.items()
+        if capacity or used or pages
+    )
+
+
+def counters_of(snapshot: ServerSnapshot | None) -> dict[str, int]:
+    """This process's counts over all domains, by the names of `kvtier_api.node.Counters`."""
+    out: dict[str, int] = {}
+    if snapshot is None:
+        return out
+    for domain in snapshot.domains.values():
+        have = domain.counters
+        page_bytes = domain.geometry.page_bytes if domain.geometry is not None else 0
+        found = {
+            **{
+                name: have.get(name, 0)
+                for name in (
+                    *("hits_l0", "hits_l1", "hits_l2", "misses", "hit_tokens", "miss_tokens"),
+                    *("quarantined_pages", "failed_moves"),
+                )
+            },
+            "pages_stored": have.get("committed", 0),
+            "refused_pages": _sum(have, "refused_value", "refused_space", "refused_closed"),
+            "evicted_pages": _sum(have, "evicted_l0", "evicted_l1", "evicted_l2"),
+            "demoted_pages": _sum(have, "demoted_l0", "demoted_l1"),
+            "promoted_pages": have.get("promoted_l1", 0),
+            "nvme_bytes_written": have.get("stored_bytes_l2", 0),
+            "nvme_bytes_read": have.get("promoted_l2", 0) * page_bytes,
+        }
+        for name, count in found.items():
+            out[name] = out.get(name, 0) + count
+    return out
+
+
+def _sum(counters: Mapping[str, int], *names: str) -> int:
+    return sum(counters.get(name, 0) for name in names)
