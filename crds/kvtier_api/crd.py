@@ -34,7 +34,7 @@ INT64: Final = 2**63 - 1
 _ROOT: Final[Json] = {
     "apiVersion": {"type": "string", "description": f"Version of this form: {GROUP}/{VERSION}."},
     "kind": {"type": "string", "description": "Name of this form."},
-    "metadata": {"type": "object", "description": "Name, labels and annotations."},
+    "metadata": {"type": "object", "properties": {"name": {"type": "string"}}},
 }
 _KEPT: Final = (
     "type",
@@ -223,8 +223,8 @@ def _description(node: Json) -> str:
         return text
     unit = about.get("unit")
     parts = [text]
-    if unit and unit != "section":
-        parts.append(f"Unit: {unit}.")
+    if unit:
+        parts.append("Units: those of its fields." if unit == "section" else f"Unit: {unit}.")
     if span := _range(node):
         parts.append(span)
     parts.append(_default_text(node, about))

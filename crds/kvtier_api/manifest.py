@@ -118,11 +118,15 @@ class _Loader(yaml.SafeLoader):
                 seen.add(key.value)
             elif not isinstance(key, yaml.ScalarNode):
                 raise ManifestError(key.start_mark.line + 1, "a key must be plain text")
-        built = super().construct_mapping(node, deep=deep)
-        return {key if isinstance(key, str) else _as_text(key): v for key, v in built.items()}
+        self.flatten_mapping(node)
+        return {
+            _as_text(self.construct_object(key)): self.construct_object(value, deep=deep)
+            for key, value in node.value
+        }
 
 
 def _as_text(key: object) -> str:
+    """A key as JSON has it: kubectl turns ``1`` and ``true`` into text as well."""
     if isinstance(key, bool):
         return "true" if key else "false"
     return str(key)
@@ -136,6 +140,9 @@ _Loader.yaml_implicit_resolvers = {
     ]
     for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
+# kubectl reads y and n as yes and no, too.
+_Loader.add_implicit_resolver("tag:yaml.org,2002:bool", re.compile("^[yYnN]$"), list("yYnN"))
+_Loader.bool_values = {**yaml.SafeLoader.bool_values, "y": True, "n": False}
 _Loader.add_implicit_resolver(
     "tag:yaml.org,2002:int",
     re.compile(r"^[-+]?(0b[01_]+|0x[0-9a-fA-F_]+|0o?[0-7_]*|[1-9][0-9_]*)$"),

@@ -24,8 +24,8 @@ GiB: Final = 1024**3
 TiB: Final = 1024**4
 PiB: Final = 1024**5
 
-PATTERN: Final = r"^[0-9]{1,16}([.][0-9]{1,6})?(Ki|Mi|Gi|Ti|Pi|k|M|G|T|P)?$"
-MAX_LENGTH: Final = 26
+PATTERN: Final = r"^[0-9]{1,19}([.][0-9]{1,6})?(Ki|Mi|Gi|Ti|Pi|k|M|G|T|P)?$"
+MAX_LENGTH: Final = 28
 SENTENCE: Final = (
     "not a size: write a number with a unit such as 512Mi, 16Gi, 1.5Ti or 500G "
     "(Ki, Mi, Gi, Ti, Pi are powers of 1024; k, M, G, T, P powers of 1000)"
@@ -44,7 +44,7 @@ _FACTORS: Final[dict[str, int]] = {
     "Ti": TiB,
     "Pi": PiB,
 }
-_FORM = re.compile(r"([0-9]{1,16}(?:[.][0-9]{1,6})?)(Ki|Mi|Gi|Ti|Pi|k|M|G|T|P)?", re.ASCII)
+_FORM = re.compile(r"([0-9]{1,19}(?:[.][0-9]{1,6})?)(Ki|Mi|Gi|Ti|Pi|k|M|G|T|P)?", re.ASCII)
 
 
 def parse_size(text: str) -> int:

@@ -111,15 +111,25 @@ class Tiers(ApiModel):
 
     hbm: Annotated[
         HBMTier,
-        knob("L0, the memory of the GPU: percentOfDevice or size.", unit="section"),
+        knob(
+            "L0, the memory of the GPU: percentOfDevice or size.",
+            unit="percent of device memory, or bytes",
+        ),
     ] = HBMTier(percent_of_device=20)
     dram: Annotated[
         DRAMTier,
-        knob("L1, the memory of the host: ratioToHBM or size.", unit="section"),
+        knob(
+            "L1, the memory of the host: ratioToHBM or size.",
+            unit="bytes of DRAM per byte of HBM, or bytes",
+        ),
     ] = DRAMTier(ratio_to_hbm=6)
     nvme: Annotated[
         NVMeTier | None,
-        knob("L2, local drives.", unit="section", absent="no L2: what leaves L1 is recomputed"),
+        knob(
+            "L2, files on local drives: size and volumes.",
+            unit="bytes",
+            absent="no L2, what leaves L1 is recomputed",
+        ),
     ] = None
 
 

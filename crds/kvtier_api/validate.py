@@ -26,6 +26,7 @@ M = TypeVar("M", bound=ApiModel)
 Kind = type[KVTierPolicy] | type[KVTierNode]
 KINDS: Final[dict[str, Kind]] = {"KVTierPolicy": KVTierPolicy, "KVTierNode": KVTierNode}
 
+_EMPTY: Final = "is empty: write a value, or leave it out"
 _NAME = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*", re.ASCII)
 _META_FIELDS = frozenset(
     {"name", "generateName", "namespace", "selfLink", "uid", "resourceVersion", "generation"}
@@ -61,6 +62,7 @@ def validate(obj: object) -> list[Problem]:
     if kind is None:
         return problems
     problems = [*_metadata(obj.get("metadata")), *_unknown_problems(kind, obj)]
+    problems += [Problem(path, _EMPTY) for path in _empty(kind, obj, "")]
     problems += _read(kind, prune(kind, obj))[1]
     return list(dict.fromkeys(problems))
 
@@ -197,6 +199,29 @@ def _unknown(kind: type[BaseModel], obj: object, path: str) -> Iterator[tuple[st
             yield from _unknown(model, value, here)
 
 
+def _empty(kind: type[BaseModel], obj: object, path: str) -> Iterator[str]:
+    """Paths that are written but null where no default takes their place."""
+    if not isinstance(obj, Mapping) or kind is ObjectMeta:
+        return
+    for name, field in kind.model_fields.items():
+        key = field.alias or name
+        value, here = obj.get(key), _join(path, key)
+        if value is None:
+            optional = field.default is None and not field.is_required()
+            if key in obj and optional and field.default_factory is None:
+                yield here
+            continue
+        model, is_list = _model_in(field.annotation)
+        if model is None:
+            if isinstance(value, Mapping):
+                yield from (_join(here, str(k)) for k, item in value.items() if item is None)
+        elif not is_list:
+            yield from _empty(model, value, here)
+        elif isinstance(value, list):
+            for index, item in enumerate(value):
+                yield from _empty(model, item, f"{here}[{index}]")
+
+
 def _unknown_problems(kind: type[BaseModel], obj: object) -> Iterator[Problem]:
     for path, name, known in _unknown(kind, obj, ""):
         near = _nearest(name, known)
@@ -276,7 +301,7 @@ def _sentence(error: ErrorDetails) -> str:
         case "too_long":
             return f"at most {ctx['max_length']} entries, not {ctx['actual_length']}"
         case "too_short":
-            return f"at least {ctx['min_length']} entries"
+            return f"must have at least {ctx['min_length']} entry"
         case "string_too_long":
             return f"at most {ctx['max_length']} characters"
         case "string_too_short":

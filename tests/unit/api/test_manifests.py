@@ -1,0 +1,81 @@
+"""Manifests are read strictly, and everything in them has a line."""
+
+from pathlib import Path
+
+import pytest
+from kvtier_api import manifest
+from kvtier_api.manifest import ManifestError
+
+
+def test_documents_and_their_lines() -> None:
+    first, second = manifest.parse(
+        b"a:\n  b: 1\n  c: [v,\n    w]\n---\n---\n# empty above\nlabels:\n  example.com/a.b: 1\n"
+    )
+    assert first.obj == {"a": {"b": 1, "c": ["v", "w"]}}
+    assert [first.line(p) for p in ("", "a", "a.b", "a.c", "a.c[1]", "a.c[9]", "a.z")] == [
+        *(1, 1, 2, 3, 4, 3, 1)
+    ]
+    assert second.line("labels.example.com/a.b") == 9
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "says"),
+    [
+        (b"a: 1\nb: 2\na: 3\n", 3, "the key a stands twice"),
+        (b"x:\n  - a: 1\n    a: 2\n", 3, "the key a stands twice"),
+        (b"a: [1\nb: 2\n", 2, "is not YAML"),
+        (b"a: 1\n\tb: 2\n", 2, "is not YAML"),
+        (b"a: 'unclosed\n", 2, "is not YAML"),
+        (b"a: 1\nb: !!python/object:os.system x\n", 2, "is not YAML"),
+        (b"ok: 1\nbad: \xff\n", 2, "is not UTF-8"),
+        (b"ok: 1\nbad: \x07\n", 2, "control character"),
+        (b"? [a]\n: 1\n", 1, "a key must be plain text"),
+        (b"a: &x [*x]\n", 1, "nested deeper"),
+        (b"[" * 5000, 0, "nested deeper"),
+        (b"- *nowhere\n", 1, "is not YAML"),
+    ],
+)
+def test_what_is_no_manifest_is_said_with_its_line(text: bytes, line: int, says: str) -> None:
+    with pytest.raises(ManifestError, match=says) as caught:
+        manifest.parse(text)
+    assert caught.value.line == line
+
+
+def test_a_small_text_cannot_grow_large() -> None:
+    lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]
+    lines += [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]" for i in range(1, 9)]
+    with pytest.raises(ManifestError, match="expands to more than"):
+        manifest.parse("\n".join(lines).encode())
+
+
+def test_a_large_text_is_refused_before_it_is_read() -> None:
+    with pytest.raises(ManifestError, match="is larger than"):
+        manifest.parse(b"#" * (manifest.MAX_BYTES + 1))
+
+
+def test_scalars_are_what_kubectl_takes_them_for() -> None:
+    (document,) = manifest.parse(
+        b"time: 12:30\ndate: 2026-11-30\non: y\noff: n\n1: one\nhex: 0x10\nfloat: 1e3\nempty:\n"
+    )
+    assert document.obj == {
+        "time": "12:30",
+        "date": "2026-11-30",
+        "true": True,
+        "false": False,
+        "1": "one",
+        "hex": 16,
+        "float": 1000.0,
+        "empty": None,
+    }
+
+
+def test_anchors_and_merges_work() -> None:
+    (document,) = manifest.parse(b"base: &b {a: 1, b: 2}\nuse: {<<: *b, b: 3}\n")
+    assert document.obj["use"] == {"a": 1, "b": 3}
+
+
+def test_files_that_cannot_be_read(tmp_path: Path) -> None:
+    with pytest.raises(ManifestError, match="cannot be read: No such file"):
+        manifest.read(tmp_path / "none.yaml")
+    with pytest.raises(ManifestError, match="is a folder"):
+        manifest.read(tmp_path)
