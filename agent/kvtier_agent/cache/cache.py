@@ -1,4 +1,17 @@
-"""`Cache`: the state machine of one trust domain's pages. (Signatures; see the module's story.)"""
+"""`Cache`: the state machine of one trust domain's pages, as its clients see it.
+
+A page's life: `reserve` gives a client a slot (WRITING), `commit` makes the page visible in L0 or
+L1, `load` pins it under a lease, `release` unpins it. Between those calls the page moves by itself:
+down when a tier is full (`traffic`), up after a hit if it is worth it. `take_moves` says what is to
+be copied, `move_done` what became of it. Nothing here reads a clock, waits, or touches a byte.
+
+Rules that this module alone keeps:
+
+- A load is of a prefix: pages behind the first one that is not there are not pinned.
+- A hit in L0 is leased from L0; one in L1 or L2 is leased from L1 and promoted after its release.
+- A chain is touched tail to head, ancestors last, so that leaves are evicted before their parents.
+- What a client holds ends with the client, or with time.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +20,18 @@ from numpy.typing import NDArray
 
 from kvtier_agent.cache.geometry import Geometry
 from kvtier_agent.cache.identity import NO_PARENT, KeyArray
+from kvtier_agent.cache.leases import LeaseBook
+from kvtier_agent.cache.loads import Loads
 from kvtier_agent.cache.moves import Move, Outcome
+from kvtier_agent.cache.outcomes import Outcomes
+from kvtier_agent.cache.page_table import PageTable
+from kvtier_agent.cache.pressure import Level, lines
+from kvtier_agent.cache.puts import Puts
+from kvtier_agent.cache.record import NO_ROW, TIER_OF_STATE, Flag, State, as_u64_pairs
 from kvtier_agent.cache.results import (
+    MISS,
+    U8,
+    U64,
     CacheSnapshot,
     GateAnswer,
     LookupResult,
@@ -16,7 +39,17 @@ from kvtier_agent.cache.results import (
     Registration,
     Ticket,
 )
-from kvtier_agent.cache.settings import Behaviour, Budgets
+from kvtier_agent.cache.settings import Behaviour, Budgets, CacheSettings
+from kvtier_agent.cache.shelves import HAS_L2, Shelves
+from kvtier_agent.cache.snapshot import take_snapshot
+from kvtier_agent.cache.traffic import Traffic
+from kvtier_agent.cache.worth import Worth
+from kvtier_agent.value import gate
+from kvtier_agent.value.costs import CostModel
+
+NO_BUDGETS = Budgets(0, 0, 0)
+UNSHAPED = Geometry.of_page_bytes(4096, 1)
+"""Stands in until the first client tells the real one; no slot is made of it."""
 
 
 class Cache:
@@ -25,13 +58,67 @@ class Cache:
     `now` is seconds on one monotonic clock. Clients are integers that the server picks.
     """
 
+    def __init__(
+        self,
+        table: PageTable,
+        geometry: Geometry | None = None,
+        *,
+        settings: CacheSettings | None = None,
+        maximum_slots: tuple[int, int, int] = (1 << 24, 1 << 24, 1 << 30),
+    ) -> None:
+        """An empty cache that admits nothing until it has a geometry (here or by `register`) and
+        `reconfigure` was called. `maximum_slots`: positions that exist in each tier's arena or
+        files."""
+        settings = settings or CacheSettings()
+        self.table = table
+        self.shaped = geometry is not None
+        self.geometry = geometry = geometry or UNSHAPED
+        self.settings = settings
+        self.behaviour = Behaviour(admitting=False)
+        self.budgets = NO_BUDGETS
+        self.l2_slots: int | None = None
+        self.shelves = Shelves(table, maximum_slots)
+        self.counters = self.shelves.counters
+        self.costs = CostModel()
+        self.worth = Worth(
+            geometry, self.behaviour, settings, self.costs, settings.recompute_tokens_per_second
+        )
+        self.traffic = Traffic(self.shelves, self.worth)
+        self.outcomes = Outcomes(self.traffic)
+        self.book = LeaseBook(settings.lease_seconds)
+        self.puts = Puts(self.shelves, self.traffic, self.worth, self.book)
+        self.loads = Loads(self.shelves, self.traffic, self.worth, self.book)
+        self.level = Level.NORMAL
+        self._now = 0.0
+
     def register(self, now: float, geometry: Geometry) -> Registration:
-        """Accept a client's geometry. The first one sets the slots; another is refused."""
-        raise NotImplementedError
+        """Accept a client's geometry: one per trust domain. The first one sizes the slots (memory
+        and volumes are there already: `Core.register`); another is refused with a reason."""
+        if not self.shaped:
+            self.shaped = True
+            self.geometry = self.worth.geometry = geometry
+            self.reconfigure(now, self.behaviour, self.budgets, l2_slots=self.l2_slots)
+        if geometry == self.geometry:
+            return Registration(True)
+        mine = self.geometry
+        return Registration(
+            False,
+            f"this trust domain holds pages of {mine.page_bytes} bytes and {mine.page_tokens}"
+            f" tokens (fingerprint {mine.fingerprint.hex()[:8]}), the client's are"
+            f" {geometry.page_bytes} bytes and {geometry.page_tokens} tokens (fingerprint"
+            f" {geometry.fingerprint.hex()[:8]}); use another trust domain for it",
+        )
+
+    # -- asking -----------------------------------------------------------------------------
 
     def lookup(self, keys: KeyArray) -> LookupResult:
         """Where each page is. No side effects."""
-        raise NotImplementedError
+        rows = self.table.lookup(keys)
+        tiers = np.full(len(rows), MISS, dtype=np.uint8)
+        there = np.flatnonzero(rows != NO_ROW)
+        tiers[there] = TIER_OF_STATE[self.table.state[rows[there]]]
+        missing = np.flatnonzero(tiers == MISS)
+        return LookupResult(tiers, int(missing[0]) if missing.size else len(rows))
 
     def gate(
         self,
@@ -43,8 +130,23 @@ class Cache:
     ) -> GateAnswer:
         """How many of the leading pages to load. `tiers`: from `lookup`, of pages that start
         `depth` tokens into the request; `total_tokens`: the request's length (None: only the
-        loading is weighed); `slo_seconds`: None = the policy's."""
-        raise NotImplementedError
+        found pages are weighed); `slo_seconds`: None = the policy's."""
+        missing = np.flatnonzero(tiers == MISS)
+        found = int(missing[0]) if missing.size else len(tiers)
+        size, page = self.geometry.page_bytes, self.geometry.page_tokens
+        load = np.array([self.costs.load_seconds(tier, size) for tier in (0, 1, 2)])
+        recompute = self.worth.recompute(depth + page * np.arange(found))
+        rest = 0.0
+        after = depth + page * found
+        if total_tokens is not None and total_tokens > after:
+            left = total_tokens - after
+            middle = after + left / 2
+            rest = left / self.worth.rate * (1 + middle / self.settings.parity_tokens)
+        slo = self.behaviour.slo_seconds if slo_seconds is None else slo_seconds
+        answer = gate.decide(load[tiers[:found]], recompute, rest, slo)
+        return GateAnswer(answer.load, answer.reason)
+
+    # -- putting and loading ----------------------------------------------------------------
 
     def reserve(
         self,
@@ -64,65 +166,199 @@ class Cache:
         `depth`: tokens before keys[0]; `partial_last`: the last page is not full; `frozen`: name
         of a frozen prefix these pages belong to; `tokens_per_second`: the engine's prefill speed.
         """
-        raise NotImplementedError
+        result = self.puts.reserve(
+            now,
+            client,
+            keys,
+            parent=parent,
+            depth=depth,
+            partial_last=partial_last,
+            frozen=frozen,
+            tokens_per_second=tokens_per_second,
+        )
+        self._balance(now)
+        return result
 
-    def commit(
-        self, now: float, client: int, keys: KeyArray, checksums: NDArray[np.uint64]
-    ) -> NDArray[np.uint8]:
+    def commit(self, now: float, client: int, keys: KeyArray, checksums: U64) -> U8:
         """The bytes are in the slots: make the pages visible. uint8 (n,) of CommitStatus."""
-        raise NotImplementedError
+        status = self.puts.commit(now, client, keys, checksums)
+        self._balance(now)
+        return status
 
     def abort(self, now: float, client: int, keys: KeyArray) -> int:
         """Give reservations back; how many there were."""
-        raise NotImplementedError
+        count = self.puts.abort(client, keys)
+        self._balance(now)
+        return count
 
-    def load(self, now: float, client: int, keys: KeyArray, deadline: float) -> Ticket:
-        """Pin pages for a client. Pages after the first miss are misses too (a prefix with a hole
-        is of no use). `deadline`: seconds on the clock of `now`."""
-        raise NotImplementedError
+    def load(
+        self,
+        now: float,
+        client: int,
+        keys: KeyArray,
+        deadline: float,
+        *,
+        frozen: str | None = None,
+    ) -> Ticket:
+        """Pin pages for a client. Pages behind the first miss are misses too (a prefix with a hole
+        is of no use). `deadline`: seconds on the clock of `now`; `frozen`: as in `reserve`."""
+        ticket = self.loads.load(now, client, keys, deadline)
+        number = self.shelves.frozen.id_of(frozen)
+        if number:
+            rows = self.table.lookup(keys)
+            self.puts.freeze(now, number, rows[ticket.tier != MISS])
+        return ticket
+
+    def record_misses(self, pages: int, tokens: int) -> None:
+        """Count pages that a client asked for and had to recompute."""
+        self.counters.misses += pages
+        self.counters.miss_tokens += tokens
 
     def release(self, now: float, client: int, lease: int) -> bool:
         """Unpin. False: no such lease of this client (expired, released, of an earlier boot)."""
-        raise NotImplementedError
+        released = self.loads.release(now, client, lease)
+        self._balance(now)
+        return released
 
     def report_bad(self, now: float, client: int, lease: int, indexes: NDArray[np.integer]) -> int:
         """The client's copy of these pages of its lease failed verification: drop and count them.
         How many pages were quarantined."""
-        raise NotImplementedError
+        return self.loads.report_bad(client, lease, indexes)
+
+    # -- ends -------------------------------------------------------------------------------
 
     def client_gone(self, now: float, client: int) -> None:
         """Take back all leases and reservations of a client; its pending tickets are void."""
-        raise NotImplementedError
-
-    def take_moves(self) -> list[Move]:
-        """Moves decided since the last call. The caller must execute or cancel every one."""
-        raise NotImplementedError
-
-    def move_done(self, now: float, move: Move, outcome: Outcome) -> list[Ticket]:
-        """A move ended. Tickets that are finished by it."""
-        raise NotImplementedError
-
-    def reconfigure(self, now: float, behaviour: Behaviour, budgets: Budgets) -> None:
-        """A new revision, live: what still fits stays. (Use `Core.reconfigure`, which makes room
-        in the arenas first.)"""
-        raise NotImplementedError
+        for lease_id in sorted(self.book.by_client.get(client, ())):
+            self.loads.release(now, client, lease_id)
+        self.puts.give_up(client, self.book.reserved_rows(client))
+        self.counters.clients_gone += 1
+        self._balance(now)
 
     def tick(self, now: float) -> list[Ticket]:
         """Expire leases, reservations and deadlines; act on pressure. Tickets that timed out."""
-        raise NotImplementedError
+        tickets = self.loads.time_out(now)
+        self.loads.expire(now)
+        for client, rows in self.book.expired_reservations(now):
+            self.counters.expired_reservations += rows.size
+            self.puts.give_up(client, rows)
+        if not self.shelves.engine_shape and self.shelves.frozen.exempt_pages:
+            self.traffic.promote(now, self.shelves.frozen.waiting_in_dram(self.table))
+        self.shelves.compact()
+        self._balance(now)
+        return tickets
 
     def next_due(self) -> float | None:
         """When `tick` has something to do next; None: nothing is waiting for the clock."""
-        raise NotImplementedError
+        times = [t for t in (self.book.next_due(), self.traffic.quarantine.next_due()) if t]
+        return min(times) if times else None
 
     def drop_all(self, now: float) -> int:
-        """Drop every page that is not pinned or moving (orphan grace over). How many."""
-        raise NotImplementedError
+        """Drop every page that is not pinned, reserved or moving. How many."""
+        table = self.table
+        rows = table.live_rows()
+        state = table.state[rows]
+        idle = np.isin(state, (State.IN0, State.IN1, State.IN2)) & (table.pins[rows] == 0)
+        self.shelves.forget(rows[idle])
+        return int(idle.sum())
 
-    def record_misses(self, pages: int, tokens: int) -> None:
-        """Count pages that a client asked for and had to recompute."""
-        raise NotImplementedError
+    # -- moving -----------------------------------------------------------------------------
+
+    def take_moves(self) -> list[Move]:
+        """Moves decided since the last call. The caller must execute or cancel every one."""
+        self.traffic.orders(self._now)
+        moves, self.traffic.moves = self.traffic.moves, []
+        return moves
+
+    def move_done(self, now: float, move: Move, outcome: Outcome) -> list[Ticket]:
+        """A move ended. Tickets that are finished by it."""
+        landed, failed = self.outcomes.finish(now, move, outcome)
+        tickets = self.loads.landed(landed, failed)
+        self._balance(now)
+        return tickets
+
+    def _balance(self, now: float) -> None:
+        self._now = max(self._now, now)
+        level = self.traffic.balance(now)
+        if level is not self.level:
+            self.counters.tightened += level is Level.TIGHTEN
+            self.counters.demote_all += level is Level.DEMOTE
+            self.level = level
+
+    # -- configuration ----------------------------------------------------------------------
+
+    def missing_slots(self, budgets: Budgets) -> tuple[NDArray[np.uint32], NDArray[np.uint32]]:
+        """Positions of L0 and L1 that need memory behind them before `reconfigure(budgets)`, or
+        before the `register` that sizes the slots."""
+        wanted = self._limits(budgets)
+        pools = self.shelves.pools
+        return pools[0].missing(wanted[0]), pools[1].missing(wanted[1])
+
+    def _limits(self, budgets: Budgets) -> tuple[int, int, int]:
+        slot = self.geometry.slot_bytes
+        return budgets.l0_bytes // slot, budgets.l1_bytes // slot, budgets.l2_bytes // slot
+
+    def reconfigure(
+        self, now: float, behaviour: Behaviour, budgets: Budgets, *, l2_slots: int | None = None
+    ) -> None:
+        """A new revision, live: what still fits stays. The memory for it is there already
+        (`Core.reconfigure` sees to that). `l2_slots`: how many slots the volumes can hold."""
+        self.behaviour, self.budgets, self.l2_slots = behaviour, budgets, l2_slots
+        self.worth.behaviour = behaviour
+        self.costs.transfer_bytes = behaviour.transfer_bytes
+        if not self.shaped:
+            return
+        limits = list(self._limits(budgets))
+        if l2_slots is not None:
+            limits[2] = min(limits[2], l2_slots)
+        for pool, limit in zip(self.shelves.pools, limits, strict=True):
+            pool.set_limit(limit)
+        traffic = self.traffic
+        traffic.lines = lines(limits[0], behaviour.tighten_percent, behaviour.demote_percent)
+        if limits[2]:
+            traffic.high1 = limits[1] * self.settings.dram_high_percent // 100
+            traffic.low1 = limits[1] * self.settings.dram_low_percent // 100
+        else:  # dropping is instant: no slot needs to be free in advance
+            traffic.high1 = traffic.low1 = limits[1]
+        ordinary = self.shelves.frozen.configure(
+            behaviour.frozen, self.geometry.slot_bytes, self.table
+        )
+        self.shelves.stamp(ordinary)
+        self._balance(now)
+
+    def adopt(
+        self,
+        keys: KeyArray,
+        parents: KeyArray,
+        depths: NDArray[np.uint32],
+        checksums: U64,
+        slots: NDArray[np.uint32],
+    ) -> NDArray[np.bool_]:
+        """Pages found in L2 at start, oldest first; before any client. True: taken in."""
+        table, shelves = self.table, self.shelves
+        pairs = as_u64_pairs(keys)
+        # Of a key found twice the newest counts.
+        _, lasts = np.unique(pairs[::-1], axis=0, return_index=True)
+        taken = np.zeros(len(pairs), dtype=bool)
+        taken[len(pairs) - 1 - lasts] = True
+        taken[taken] = table.find(pairs[taken]) == NO_ROW
+        room = table.max_pages - table.pages
+        taken &= np.cumsum(taken) <= room
+        taken[taken] = shelves.pools[2].claim(slots[taken])
+        rows = table.insert(keys[taken])
+        with table.changing(rows):
+            table.parent[rows] = as_u64_pairs(parents)[taken]
+            table.depth[rows] = depths[taken]
+            table.checksum[rows] = checksums[taken]
+            table.size[rows] = self.geometry.page_bytes
+            table.last_access[rows] = 0.0
+            table.l2_slot[rows] = slots[taken]
+            table.tiers[rows] = HAS_L2
+            table.flags[rows] = np.uint8(Flag.L2_CLEAN)
+        table.set_state(rows, State.IN2)
+        shelves.stamp(rows)
+        return taken
 
     def snapshot(self, now: float) -> CacheSnapshot:
         """Plain numbers for status and metrics."""
-        raise NotImplementedError
+        return take_snapshot(self, now)

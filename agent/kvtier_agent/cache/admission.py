@@ -1,0 +1,70 @@
+"""Where a newcomer goes: a pure function of what it is worth and what room there is.
+
+A page goes to the highest tier that admits it (value density at least the tier's threshold) and
+has room; a page that only L2 admits passes through an L1 slot and goes straight down. Exempt pages
+ask no threshold. A partial page is kept in L0 or not at all. Pages behind a refused one are refused
+for the same reason: a prefix with a hole is of no use to an engine.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Mask = NDArray[np.bool_]
+
+VALUE = 254
+"""Refused: no tier admits it."""
+SPACE = 253
+"""Refused: the only tier for it has no room."""
+
+
+@dataclass(frozen=True, slots=True)
+class L0Room:
+    """Free slots of L0 up to the tighten line, up to the demote line, and at all."""
+
+    tighten: int
+    demote: int
+    all: int
+
+
+def place(
+    admits: tuple[Mask, Mask, Mask],
+    exempt: Mask,
+    partial: Mask,
+    density: NDArray[np.float64],
+    median: float,
+    room: L0Room,
+) -> NDArray[np.uint8]:
+    """Per page, in prefix order: 0, 1, VALUE or SPACE. L1's room is the caller's to check.
+
+    `admits`: per tier; a tier that does not exist admits nothing. `density`: in L0; `median`: of
+    recent admissions.
+    """
+    out = np.full(len(exempt), VALUE, dtype=np.uint8)
+    out[(admits[1] | admits[2]) & ~partial] = 1
+    out[partial & (admits[0] | exempt)] = SPACE  # unless L0 takes it below
+    out[exempt & ~partial] = 1
+    ordinary = np.flatnonzero(admits[0] & ~exempt)
+    free = np.flatnonzero(exempt)[: room.all]
+    out[free] = 0
+    taken = free.size
+    first = ordinary[: max(0, room.tighten - taken)]
+    out[first] = 0
+    taken += first.size
+    rest = ordinary[first.size :]
+    rest = rest[density[rest] >= median][: max(0, room.demote - taken)]
+    out[rest] = 0
+    return out
+
+
+def close_holes(tier: NDArray[np.uint8], exempt: Mask) -> NDArray[np.uint8]:
+    """Pages behind the first refused one get its refusal (exempt pages apart)."""
+    refused = np.flatnonzero(tier >= SPACE)
+    if refused.size:
+        start = int(refused[0])
+        behind = ~exempt[start:]
+        tier[start:][behind] = tier[start]
+    return tier

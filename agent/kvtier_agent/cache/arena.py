@@ -1,0 +1,167 @@
+"""Arenas: the memory of L0 and L1, cut into slots, mapped by clients.
+
+L1 is one shared-memory file. It is created sparse at the largest size it may ever have, so that a
+client maps it once and a later revision grows it without a word to anybody; it is never truncated.
+Memory is put behind a slot with `posix_fallocate` before the slot is used, so a full tmpfs is an
+error when a revision is applied, never a SIGBUS in a client; it is given back by punching holes. A
+hole reads as zeros, so a client with a stale offset sees a checksum that fails.
+
+L0 on a machine without a device (`cpu`) is a second such file, and the same code runs. On `cuda` it
+is device memory in chunks, exported by CUDA IPC handles, one per chunk (`arena_cuda`).
+
+Every arena is a fresh file: one left behind by a killed agent is unlinked first, so whoever still
+maps it writes into memory that nobody reads.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import mmap
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvtier_agent.cache.geometry import ALIGNMENT, align_up
+
+MADV_COLLAPSE = 25
+HUGE_PAGE = 2 << 20
+BACK_STEP = 64 << 20
+FALLOC_FL_KEEP_SIZE = 1
+FALLOC_FL_PUNCH_HOLE = 2
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_long, ctypes.c_long)
+
+
+class ArenaError(Exception):
+    """Memory for a tier cannot be had; one line that says what to do."""
+
+
+def punch_hole(fd: int, offset: int, length: int) -> bool:
+    """Give the blocks of a range back; False where the file system cannot."""
+    flags = FALLOC_FL_KEEP_SIZE | FALLOC_FL_PUNCH_HOLE
+    return bool(_libc.fallocate(fd, flags, offset, length) == 0)
+
+
+def runs(slots: NDArray[np.uint32]) -> list[tuple[int, int]]:
+    """Slot numbers as (first, count) runs of neighbours, ascending."""
+    if not slots.size:
+        return []
+    order = np.sort(slots)
+    cuts = np.flatnonzero(np.diff(order) != 1) + 1
+    starts = np.concatenate(([0], cuts))
+    ends = np.concatenate((cuts, [order.size]))
+    return [(int(order[a]), int(b - a)) for a, b in zip(starts, ends, strict=True)]
+
+
+class ShmArena:
+    """One shared-memory file. `kind` is `shm`; clients map `path` read-write (mode 0660)."""
+
+    kind = "shm"
+
+    def __init__(
+        self, path: Path, maximum_bytes: int, *, mode: int = 0o660, gid: int | None = None
+    ) -> None:
+        """A new sparse file of `maximum_bytes` (rounded up to 4096). Raises ArenaError."""
+        self.path = path
+        self.size_bytes = align_up(max(maximum_bytes, ALIGNMENT))
+        try:
+            path.unlink(missing_ok=True)
+            self.fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise ArenaError(f"cannot make the arena {path}: {error.strerror}") from error
+        try:
+            os.ftruncate(self.fd, self.size_bytes)
+            if gid is not None:
+                os.fchown(self.fd, -1, gid)
+            os.fchmod(self.fd, mode)
+            self._map = mmap.mmap(self.fd, self.size_bytes, mmap.MAP_SHARED)
+        except OSError as error:
+            os.close(self.fd)
+            path.unlink(missing_ok=True)
+            raise ArenaError(
+                f"cannot make the arena {path} of {self.size_bytes} bytes: {error.strerror}"
+            ) from error
+        self.bytes = np.frombuffer(self._map, dtype=np.uint8)
+
+    def rows(self, slot_bytes: int) -> NDArray[np.uint8]:
+        """The arena as (slots, slot_bytes), for batched copies. Rows without memory behind them
+        must not be written."""
+        count = self.size_bytes // slot_bytes
+        return self.bytes[: count * slot_bytes].reshape(count, slot_bytes)
+
+    def back(self, offset: int, length: int) -> None:
+        """Put memory behind a range, in steps; all or nothing. Raises ArenaError when there is
+        not enough, with the size that was asked for."""
+        if offset + length > self.size_bytes:
+            raise ArenaError(
+                f"the arena {self.path.name} ends at {self.size_bytes} bytes, {offset + length}"
+                " were asked for; restart the agent with more memory, or ask for less"
+            )
+        done = offset
+        while done < offset + length:
+            step = min(BACK_STEP, offset + length - done)
+            try:
+                os.posix_fallocate(self.fd, done, step)
+            except OSError as error:
+                if error.errno == errno.EINTR:
+                    continue
+                if done > offset:
+                    punch_hole(self.fd, offset, done - offset)
+                raise ArenaError(
+                    f"no memory for {length} bytes of {self.path.name} in {self.path.parent}:"
+                    f" {error.strerror}; make the tier smaller or the tmpfs larger"
+                ) from error
+            done += step
+
+    def back_slots(self, slots: NDArray[np.uint32], slot_bytes: int) -> None:
+        """Put memory behind these slots; nothing changes if it is there already."""
+        for first, count in runs(slots):
+            self.back(first * slot_bytes, count * slot_bytes)
+
+    def punch(self, slots: NDArray[np.uint32], slot_bytes: int) -> None:
+        """Give the memory behind these slots back."""
+        for first, count in runs(slots):
+            punch_hole(self.fd, first * slot_bytes, count * slot_bytes)
+
+    def collapse(self, length: int) -> bool:
+        """Ask for huge pages behind the first `length` bytes; best effort. True if granted."""
+        length = min(length, self.size_bytes) // HUGE_PAGE * HUGE_PAGE
+        if not length:
+            return False
+        try:
+            self._map.madvise(MADV_COLLAPSE, 0, length)
+        except (OSError, ValueError):
+            return False
+        return True
+
+    @property
+    def backed_bytes(self) -> int:
+        """Memory behind the file right now."""
+        return os.fstat(self.fd).st_blocks * 512
+
+    def close(self) -> None:
+        """Remove the file; clients that mapped it keep their mapping."""
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+            self.path.unlink(missing_ok=True)
+
+
+def tensor_of(arena: ShmArena, slot_bytes: int) -> Any:
+    """A `cpu` arena as a torch tensor (slots, slot_bytes) over the same memory."""
+    import torch
+
+    return torch.from_numpy(arena.rows(slot_bytes))
+
+
+def open_device_arena(info: Any) -> Any:
+    """A client's view of a `cuda` arena (`storage.core.ArenaInfo`): indexed by a byte slice that
+    stays inside one chunk, it gives a uint8 tensor."""
+    from kvtier_agent.cache.arena_cuda import DeviceView
+
+    return DeviceView(info)

@@ -1,0 +1,57 @@
+"""What happened since the process started: cumulative counts, each named once."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+
+
+@dataclass(slots=True)
+class Counters:
+    """Pages unless the name says bytes or tokens. A page of `load` is a hit when it was delivered;
+    `misses` are told by the server (`Cache.record_misses`)."""
+
+    hits_l0: int = 0
+    hits_l1: int = 0
+    hits_l2: int = 0
+    misses: int = 0
+    hit_tokens: int = 0
+    hit_tokens_l0: int = 0
+    hit_tokens_l1: int = 0
+    hit_tokens_l2: int = 0
+    miss_tokens: int = 0
+    offered: int = 0
+    committed: int = 0
+    aborted: int = 0
+    refused_value: int = 0
+    refused_space: int = 0
+    refused_busy: int = 0
+    refused_closed: int = 0
+    stored_l0: int = 0  # pages that entered the tier: puts, promotions
+    stored_l1: int = 0
+    stored_l2: int = 0
+    stored_bytes_l0: int = 0
+    stored_bytes_l1: int = 0
+    stored_bytes_l2: int = 0  # payload bytes written to NVMe
+    demoted_l0: int = 0  # left the tier downwards
+    demoted_l1: int = 0
+    promoted_l1: int = 0  # left the tier upwards
+    promoted_l2: int = 0  # read up into L1
+    evicted_l0: int = 0  # lost from the cache while in this tier
+    evicted_l1: int = 0
+    evicted_l2: int = 0
+    emergency_evicted: int = 0  # of evicted_l1: because writing to NVMe could not keep up
+    l2_copies_dropped: int = 0
+    quarantined_pages: int = 0
+    quarantined_slots: int = 0  # L2 slots that held a bad or unreadable page
+    scrubbed_slots: int = 0  # of those, back in use
+    late_pages: int = 0  # landed after the deadline of the load that waited
+    failed_moves: int = 0  # pages whose copy failed for any reason
+    cancelled_moves: int = 0  # pages that were pinned while being moved, or not tried
+    expired_leases: int = 0
+    expired_reservations: int = 0
+    clients_gone: int = 0
+    tightened: int = 0  # times the level rose to Tighten
+    demote_all: int = 0  # times the level rose to Demote
+
+    def as_dict(self) -> dict[str, int]:
+        return asdict(self)

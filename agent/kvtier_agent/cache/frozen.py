@@ -1,0 +1,120 @@
+"""Frozen prefixes: which pages are exempt, and the byte budget of each prefix.
+
+A request names a frozen prefix when it puts or loads pages. Up to the prefix's `max_bytes` its
+pages are *exempt*: no threshold applies and they are not evicted out of L0 (in shape `engine`,
+where L0 is the engine's, not out of L1). Pages past the budget are ordinary, and `snapshot` says
+how many. First come, first exempt; a budget that shrinks lets the deepest pages go first, one that
+grows takes the shallowest in. An exempt page that had to start in L1 is promoted as soon as L0 has
+room, without regard to the cool-down.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from kvtier_agent.cache.page_table import PageTable
+from kvtier_agent.cache.record import Flag, Rows, State
+from kvtier_agent.cache.results import FrozenSnapshot
+from kvtier_agent.cache.settings import FrozenPrefix
+
+
+@dataclass(slots=True)
+class _Prefix:
+    max_pages: int
+    max_bytes: int
+    exempt: int = 0
+    ordinary: int = 0
+    listed: bool = True
+
+
+class FrozenBook:
+    """Ids of the prefixes (kept in the records) and how much of each budget is taken."""
+
+    def __init__(self) -> None:
+        self._ids: dict[str, int] = {}
+        self._prefixes: dict[int, _Prefix] = {}
+
+    @property
+    def exempt_pages(self) -> int:
+        return sum(prefix.exempt for prefix in self._prefixes.values())
+
+    def id_of(self, name: str | None) -> int:
+        """0 for a prefix that the policy does not list."""
+        number = self._ids.get(name or "", 0)
+        return number if number and self._prefixes[number].listed else 0
+
+    def configure(
+        self, listed: tuple[FrozenPrefix, ...], slot_bytes: int, table: PageTable
+    ) -> Rows:
+        """New budgets. Returns the rows that became ordinary (they re-enter replacement)."""
+        for prefix in self._prefixes.values():
+            prefix.listed = False
+            prefix.max_pages = 0
+            prefix.max_bytes = 0
+        for entry in listed:
+            number = self._ids.setdefault(entry.name, len(self._ids) + 1)
+            prefix = self._prefixes.setdefault(number, _Prefix(0, 0))
+            prefix.listed = True
+            prefix.max_bytes = entry.max_bytes
+            prefix.max_pages = entry.max_bytes // slot_bytes
+        rows = table.live_rows()
+        rows = rows[table.frozen[rows] != 0]
+        was = table.has(rows, Flag.EXEMPT)
+        for number, prefix in self._prefixes.items():
+            mine = rows[table.frozen[rows] == number]
+            mine = mine[np.argsort(table.depth[mine], kind="stable")]
+            table.raise_flag(mine[: prefix.max_pages], Flag.EXEMPT)
+            table.clear_flag(mine[prefix.max_pages :], Flag.EXEMPT)
+            prefix.exempt = min(len(mine), prefix.max_pages)
+            prefix.ordinary = len(mine) - prefix.exempt
+        ordinary: Rows = rows[was & ~table.has(rows, Flag.EXEMPT)]
+        return ordinary
+
+    def room(self, number: int) -> int:
+        """Pages of the prefix that may still become exempt."""
+        prefix = self._prefixes[number]
+        return max(0, prefix.max_pages - prefix.exempt)
+
+    def add(self, number: int, rows: Rows, table: PageTable) -> None:
+        """Pages (in prefix order, not of a prefix yet) join; the first ones while there is room."""
+        room = self.room(number)
+        prefix = self._prefixes[number]
+        table.frozen[rows] = number
+        table.raise_flag(rows[:room], Flag.EXEMPT)
+        prefix.exempt += min(room, len(rows))
+        prefix.ordinary += max(0, len(rows) - room)
+
+    def remove(self, rows: Rows, table: PageTable) -> None:
+        """Pages leave the cache."""
+        mine = rows[table.frozen[rows] != 0]
+        for row in mine.tolist():
+            prefix = self._prefixes[int(table.frozen[row])]
+            if table.flags[row] & Flag.EXEMPT:
+                prefix.exempt -= 1
+            else:
+                prefix.ordinary -= 1
+        table.clear_flag(mine, Flag.EXEMPT)
+        table.frozen[mine] = 0
+
+    def waiting_in_dram(self, table: PageTable) -> Rows:
+        """Exempt pages that sit in L1, shallowest first."""
+        if not self.exempt_pages:
+            return np.empty(0, dtype=np.uint32)
+        rows = np.flatnonzero(table.state[: table.capacity] == State.IN1).astype(np.uint32)
+        rows = rows[table.has(rows, Flag.EXEMPT)]
+        return rows[np.argsort(table.depth[rows], kind="stable")]
+
+    def snapshot(self, slot_bytes: int) -> tuple[FrozenSnapshot, ...]:
+        return tuple(
+            FrozenSnapshot(
+                name=name,
+                max_bytes=self._prefixes[number].max_bytes,
+                exempt_bytes=self._prefixes[number].exempt * slot_bytes,
+                exempt_pages=self._prefixes[number].exempt,
+                ordinary_pages=self._prefixes[number].ordinary,
+            )
+            for name, number in sorted(self._ids.items())
+            if self._prefixes[number].listed or self._prefixes[number].ordinary
+        )

@@ -1,0 +1,187 @@
+"""Loads: leases on pages, from the pin to the unpin.
+
+A load is of a prefix: pages behind the first one that is not there are not pinned. A hit in L0 is
+leased from L0; one in L1 or L2 is leased from L1, and promoted when it is released.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvtier_agent.cache.identity import KeyArray
+from kvtier_agent.cache.leases import Lease, LeaseBook
+from kvtier_agent.cache.record import (
+    NO_ROW,
+    READ_L0,
+    READ_L1,
+    READABLE,
+    TIER_OF_STATE,
+    Flag,
+    Rows,
+    State,
+)
+from kvtier_agent.cache.results import MISS, Ticket
+from kvtier_agent.cache.shelves import Shelves
+from kvtier_agent.cache.traffic import Traffic
+from kvtier_agent.cache.worth import Worth
+
+
+class Loads:
+    """The part of `Cache` that hands pages out."""
+
+    def __init__(self, shelves: Shelves, traffic: Traffic, worth: Worth, book: LeaseBook) -> None:
+        self.shelves = shelves
+        self.traffic = traffic
+        self.worth = worth
+        self.book = book
+
+    def load(
+        self,
+        now: float,
+        client: int,
+        keys: KeyArray,
+        deadline: float,
+    ) -> Ticket:
+        """See `Cache.load`."""
+        table = self.shelves.table
+        rows = table.lookup(keys)
+        good = rows != NO_ROW
+        good[good] = READABLE[table.state[rows[good]]]
+        bad = np.flatnonzero(~good)
+        found = int(bad[0]) if bad.size else len(rows)
+        if self.book.of_client(client) >= self.worth.settings.max_leases_per_client:
+            found = 0
+        rows = rows[:found]
+        if found:
+            _, firsts = np.unique(rows, return_index=True)
+            if firsts.size < found:  # no chain has the same page twice
+                found = int(np.delete(np.arange(found), firsts)[0])
+                rows = rows[:found]
+        state = table.state[rows]
+        # Pin first: making room for what comes from L2 must not push out what is already here.
+        table.pins[rows] += np.uint32(1)
+        down = np.flatnonzero(state == State.IN2)
+        if down.size:
+            read = self.traffic.read(now, rows[down])
+            if read.size < down.size:
+                found = int(down[read.size])
+                self.unpin(rows[found:])
+                rows, state = rows[:found], state[:found]
+        lease = self.book.open(now, client, rows, len(keys), deadline)
+        table.hits[rows] += np.uint32(1)
+        table.last_access[rows] = now
+        lease.held[:found] = True
+        lease.tier[:found] = TIER_OF_STATE[state]
+        lease.checksum[:found] = table.checksum[rows]
+        self._point(lease, np.arange(found), rows, state)
+        for index in np.flatnonzero((state == State.IN2) | (state == State.UP21)).tolist():
+            self.book.wait_for(lease, index, int(rows[index]))
+        if not lease.waiting:
+            self._count(lease)
+        return lease.ticket()
+
+    def _point(
+        self, lease: Lease, indexes: NDArray[np.integer], rows: Rows, state: NDArray[np.uint8]
+    ) -> None:
+        """Say where the bytes of these pages of a lease are."""
+        slot_bytes = np.uint64(self.worth.geometry.slot_bytes)
+        for arena, readable, field in (
+            (0, READ_L0, self.shelves.table.l0_slot),
+            (1, READ_L1, self.shelves.table.l1_slot),
+        ):
+            here = readable[state]
+            lease.arena[indexes[here]] = arena
+            lease.offset[indexes[here]] = field[rows[here]].astype(np.uint64) * slot_bytes
+
+    def _count(self, lease: Lease) -> None:
+        """A lease was answered: its pages are hits."""
+        counts = np.bincount(lease.tier[lease.held], minlength=3)
+        page = self.worth.geometry.page_tokens
+        counters = self.shelves.counters
+        counters.hits_l0 += int(counts[0])
+        counters.hits_l1 += int(counts[1])
+        counters.hits_l2 += int(counts[2])
+        counters.hit_tokens_l0 += int(counts[0]) * page
+        counters.hit_tokens_l1 += int(counts[1]) * page
+        counters.hit_tokens_l2 += int(counts[2]) * page
+        counters.hit_tokens += int(counts[:3].sum()) * page
+
+    def release(self, now: float, client: int, lease: int) -> bool:
+        """See `Cache.release`."""
+        closed = self.book.close(client, lease)
+        if closed is None:
+            return False
+        self.give_back(now, closed)
+        return True
+
+    def give_back(self, now: float, lease: Lease) -> None:
+        idle = self.unpin(lease.rows[lease.held[: len(lease.rows)]])
+        if idle.size:
+            self.traffic.promote(now, idle)
+
+    def unpin(self, rows: Rows) -> Rows:
+        """Unpin pages in prefix order; the idle ones stand in the order again, with all that comes
+        before them."""
+        idle = self.shelves.unpin(rows)
+        self.shelves.stamp_chain(idle)
+        return idle
+
+    def report_bad(self, client: int, lease: int, indexes: NDArray[np.integer]) -> int:
+        """See `Cache.report_bad`."""
+        found = self.book.leases.get(lease)
+        if found is None or found.client != client:
+            return 0
+        indexes = np.unique(indexes)
+        indexes = indexes[(indexes >= 0) & (indexes < len(found.rows))]
+        rows = found.rows[indexes[found.held[indexes]]]
+        rows = rows[~self.shelves.table.has(rows, Flag.DOOMED)]
+        if rows.size:
+            self.shelves.counters.quarantined_pages += rows.size
+            self.shelves.doom(rows)
+        return int(rows.size)
+
+    def landed(self, landed: Rows, failed: Rows) -> list[Ticket]:
+        """Pages came up from L2, or did not: the tickets that are finished by it."""
+        tickets = []
+        state = self.shelves.table.state
+        for row in landed.tolist():
+            for lease, index in self.book.landed(row):
+                at = np.array([row], dtype=np.uint32)
+                self._point(lease, np.array([index]), at, state[at])
+                if not lease.waiting:
+                    tickets.append(self._answer(lease))
+        let_go = []
+        for row in failed.tolist():
+            for lease, index in self.book.landed(row):
+                lease.held[index] = False
+                let_go.append(row)
+                if not lease.waiting:
+                    tickets.append(self._answer(lease))
+        if let_go:
+            self.unpin(np.array(let_go, dtype=np.uint32))
+        return tickets
+
+    def time_out(self, now: float) -> list[Ticket]:
+        """Tickets whose deadline has passed: what has not landed is a miss."""
+        tickets = []
+        for lease in self.book.late(now):
+            count = len(lease.rows)
+            waiting = lease.held & (lease.arena == MISS)
+            lease.held[waiting] = False
+            lease.waiting = 0
+            self.shelves.counters.late_pages += int(waiting.sum())
+            self.unpin(lease.rows[waiting[:count]])
+            tickets.append(self._answer(lease))
+        return tickets
+
+    def expire(self, now: float) -> None:
+        """Take back leases whose time is over."""
+        for lease in self.book.expired(now):
+            self.shelves.counters.expired_leases += 1
+            self.book.close(lease.client, lease.id)
+            self.give_back(now, lease)
+
+    def _answer(self, lease: Lease) -> Ticket:
+        self._count(lease)
+        return lease.ticket()

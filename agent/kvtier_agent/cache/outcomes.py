@@ -1,0 +1,171 @@
+"""Booking what the mover did: every finished move puts its pages where they now are, or back.
+
+A copy counts only if it succeeded and nobody pinned or doomed the page meanwhile; otherwise the
+page is where it was and the target's slot is free again. A failed write leaves the page in L1 (bad
+bytes apart: those are quarantined, never written); a failed read takes the page out of the cache
+and its slot into quarantine. After a write that failed for the drive's sake, writing pauses, first
+for 1 s, then twice as long each time up to 60 s; until then cold pages are dropped instead.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvtier_agent.cache.moves import Move, MoveKind, MoveStatus, Outcome
+from kvtier_agent.cache.record import Flag, Rows, State
+from kvtier_agent.cache.replacement import cooled_down
+from kvtier_agent.cache.shelves import HAS_L2
+from kvtier_agent.cache.traffic import NOBODY, Traffic
+
+FIRST_PAUSE_SECONDS = 1.0
+LONGEST_PAUSE_SECONDS = 60.0
+
+
+class Outcomes:
+    """The other half of `Traffic`."""
+
+    def __init__(self, traffic: Traffic) -> None:
+        self.traffic = traffic
+        self._pause = 0.0
+
+    def finish(self, now: float, move: Move, outcome: Outcome) -> tuple[Rows, Rows]:
+        """Book a finished move. Returns (rows that landed in L1, rows that failed to) of reads;
+        the failed ones are doomed or back in L2, and still pinned by those who waited."""
+        self.traffic.in_flight -= 1
+        if not move.kind.carries_pages:
+            self._order(now, move, outcome)
+            return NOBODY, NOBODY
+        ok = outcome.status == MoveStatus.OK
+        self.traffic.shelves.counters.failed_moves += int(
+            (~ok & (outcome.status != MoveStatus.CANCELLED)).sum()
+        )
+        good = int(ok.sum())
+        if good:
+            self.traffic.worth.costs.measured(
+                move.kind.value, good, move.page_bytes, outcome.seconds * good / len(move)
+            )
+        if move.kind is MoveKind.READ:
+            return self._finish_read(now, move.rows, outcome.status)
+        if move.kind is MoveKind.WRITE:
+            self._finish_write(now, move, outcome.status)
+        else:
+            self._finish_copy(now, move, ok)
+        return NOBODY, NOBODY
+
+    def _finish_copy(self, now: float, move: Move, ok: NDArray[np.bool_]) -> None:
+        """Demotions and promotions: the page is at the target, or still at its source."""
+        shelves, table, rows = self.traffic.shelves, self.traffic.shelves.table, move.rows
+        down = move.kind is MoveKind.DEMOTE
+        source, target = (0, 1) if down else (1, 0)
+        home, goal = (State.IN0, State.IN1) if down else (State.IN1, State.IN0)
+        if down:
+            self.traffic.leaving0 -= len(rows)
+        stays = ~ok | (table.pins[rows] > 0) | table.has(rows, Flag.DOOMED)
+        back, gone = rows[stays], rows[~stays]
+        if back.size:
+            shelves.counters.cancelled_moves += back.size
+            shelves.disown(back, target)
+            table.set_state(back, home)
+            shelves.bury(back)
+            shelves.stamp(back[table.state[back] == home])
+        if not gone.size:
+            return
+        if not down and ((table.tiers[gone] & HAS_L2) != 0).any():
+            shelves.disown(gone, 2)
+            table.clear_flag(gone, Flag.L2_CLEAN)
+        shelves.disown(gone, source)
+        shelves.settle(gone, goal, 1 << target)
+        shelves.stamp(gone if down else gone[::-1])
+        size = gone.size * move.page_bytes
+        counters = shelves.counters
+        if down:
+            table.demoted_at[gone] = now
+            counters.demoted_l0 += gone.size
+            counters.stored_l1 += gone.size
+            counters.stored_bytes_l1 += size
+            self.traffic.straight_down(now, gone)
+        else:
+            counters.promoted_l1 += gone.size
+            counters.stored_l0 += gone.size
+            counters.stored_bytes_l0 += size
+
+    def _finish_write(self, now: float, move: Move, status: NDArray[np.uint8]) -> None:
+        shelves, table, rows = self.traffic.shelves, self.traffic.shelves.table, move.rows
+        self.traffic.leaving1 -= len(rows)
+        self.traffic.write_queue_bytes -= len(rows) * move.page_bytes
+        ok = status == MoveStatus.OK
+        doomed = table.has(rows, Flag.DOOMED)
+        written = rows[ok & ~doomed]
+        if ok.any():
+            self._pause = 0.0
+            shelves.counters.stored_l2 += int(ok.sum())
+            shelves.counters.stored_bytes_l2 += int(ok.sum()) * move.page_bytes
+        failed = np.isin(status, (MoveStatus.IO_ERROR, MoveStatus.NO_SPACE, MoveStatus.READ_ONLY))
+        if failed.any():
+            self._pause = min(max(FIRST_PAUSE_SECONDS, 2 * self._pause), LONGEST_PAUSE_SECONDS)
+            self.traffic.pause_until = now + self._pause
+        held = table.pins[written] > 0
+        table.raise_flag(written, Flag.L2_CLEAN)
+        stay, leave = written[held], written[~held]
+        shelves.settle(stay, State.IN1, (1 << 1) | (1 << 2))
+        shelves.stamp(stay)
+        shelves.disown(leave, 1)
+        shelves.settle(leave, State.IN2, 1 << 2)
+        table.demoted_at[leave] = now
+        shelves.stamp(leave)
+        shelves.counters.demoted_l1 += leave.size
+        # Everything else is in L1 as before, without a copy.
+        rest = rows[~ok | doomed]
+        if not rest.size:
+            return
+        broken = rows[status == MoveStatus.IO_ERROR]
+        self.traffic.quarantine_slots(now, broken)
+        shelves.disown(rest, 2)
+        shelves.settle(rest, State.IN1, 1 << 1)
+        bad = rows[(status == MoveStatus.BAD_PAGE) & ~doomed]
+        shelves.counters.quarantined_pages += bad.size
+        shelves.doom(bad)
+        shelves.bury(rest[table.state[rest] == State.IN1])
+        alive = rest[(table.state[rest] == State.IN1) & ~table.has(rest, Flag.DOOMED)]
+        shelves.stamp(alive)
+
+    def _finish_read(self, now: float, rows: Rows, status: NDArray[np.uint8]) -> tuple[Rows, Rows]:
+        shelves, table = self.traffic.shelves, self.traffic.shelves.table
+        ok = status == MoveStatus.OK
+        doomed = table.has(rows, Flag.DOOMED)
+        landed = rows[ok & ~doomed]
+        shelves.settle(landed, State.IN1, (1 << 1) | (1 << 2))
+        shelves.counters.promoted_l2 += landed.size
+        shelves.counters.stored_l1 += landed.size
+        shelves.counters.stored_bytes_l1 += landed.size * self.traffic.worth.geometry.page_bytes
+        hot = cooled_down(
+            table.demoted_at[landed], now, self.traffic.worth.behaviour.cool_down_seconds
+        )
+        shelves.stamp(landed[hot][::-1])
+        # Not cooled down: up for the lease only, and the first to leave L1 again.
+        shelves.stamp(landed[~hot][::-1], cold=True)
+        untried = rows[(status == MoveStatus.CANCELLED) & ~doomed]
+        shelves.disown(untried, 1)
+        shelves.settle(untried, State.IN2, 1 << 2)
+        shelves.stamp(untried[::-1])
+        broken = rows[~ok & (status != MoveStatus.CANCELLED) & ~doomed]
+        shelves.counters.quarantined_pages += broken.size
+        self.traffic.quarantine_slots(now, broken)
+        gone = np.concatenate([broken, rows[doomed]])
+        shelves.disown(gone, 1)
+        shelves.settle(gone, State.IN2, 0)  # without bytes and out of the index: until unpinned
+        shelves.doom(broken)
+        shelves.bury(rows[doomed])
+        return landed, np.concatenate([untried, gone])
+
+    def _order(self, now: float, move: Move, outcome: Outcome) -> None:
+        pools = self.traffic.shelves.pools
+        if move.kind is MoveKind.SCRUB:
+            ok = outcome.status == MoveStatus.OK
+            healed = self.traffic.quarantine.scrubbed(now, move.source, ok)
+            self.traffic.shelves.counters.scrubbed_slots += healed.size
+            pools[2].give(healed)
+        else:
+            tier = (MoveKind.PUNCH_L0, MoveKind.PUNCH_L1, MoveKind.PUNCH_L2).index(move.kind)
+            pools[tier].punched(move.source)

@@ -1,0 +1,330 @@
+"""The page table: one record per page and an index over their keys, in one shared file.
+
+    header (4096) | records: max_pages x 128 | index: 4 x max_pages x u32
+
+The file is sparse at its largest size and never changes its length, so a reader maps it once; the
+part in use is backed by `posix_fallocate` before it is touched (a full tmpfs is an error, never a
+SIGBUS). The index is open addressing with linear probing: a slot holds a row number, EMPTY or
+TOMB. Keys are hashes already, so the first 8 bytes are the hash. It is at most half full;
+tombstones are swept by a rebuild when they pass an eighth. All operations take batches and run in
+numpy: one round per probe distance, each on the keys not yet settled.
+
+One process writes. Others read through `TableReader`: `index_seq` in the header is odd during a
+rebuild, `seq` in a record is odd while that record changes; whoever sees an odd or changed number
+looks again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvtier_agent.cache.record import (
+    NO_ROW,
+    NO_SLOT,
+    RECORD,
+    Flag,
+    Rows,
+    State,
+    as_u64_pairs,
+    check_transition,
+)
+
+MAGIC = b"KVTIERPT"
+LAYOUT_VERSION = 1
+HEADER_BYTES = 4096
+INDEX_PER_PAGE = 4  # room for a power of two that keeps the index at most half full
+EMPTY = 0xFFFFFFFF
+TOMB = 0xFFFFFFFE
+FIRST_CAPACITY = 4096
+
+HEADER = np.dtype(
+    [
+        ("magic", "S8"),
+        ("layout_version", "<u4"),
+        ("record_bytes", "<u4"),
+        ("boot_id", "V16"),
+        ("max_pages", "<u8"),
+        ("capacity", "<u8"),  # records in use by the writer; the rest of the file is a hole
+        ("index_slots", "<u8"),  # power of two
+        ("index_seq", "<u8"),
+        ("pages", "<u8"),
+    ]
+)
+
+
+class TableError(Exception):
+    """The table cannot be made, grown or read; one line that says what to do."""
+
+
+class TableView:
+    """A mapped table file: its arrays and the batch lookup, common to writer and readers."""
+
+    def __init__(self, buffer: mmap.mmap, max_pages: int) -> None:
+        self.max_pages = max_pages
+        self._buffer = buffer
+        self.header: NDArray[Any] = np.frombuffer(buffer, dtype=HEADER, count=1)
+        self.records: NDArray[Any] = np.frombuffer(
+            buffer, dtype=RECORD, count=max_pages, offset=HEADER_BYTES
+        )
+        self.index: NDArray[np.uint32] = np.frombuffer(
+            buffer,
+            dtype="<u4",
+            count=INDEX_PER_PAGE * max_pages,
+            offset=HEADER_BYTES + max_pages * RECORD.itemsize,
+        )
+        for name in RECORD.names or ():
+            setattr(self, name, self.records[name])
+        self.key: NDArray[np.uint64] = self.records["key"]
+
+    def find(self, pairs: NDArray[np.uint64]) -> Rows:
+        """Rows of keys given as (n, 2) uint64; NO_ROW where absent."""
+        found = np.full(len(pairs), NO_ROW, dtype=np.uint32)
+        mask = np.uint64(int(self.header["index_slots"][0]) - 1)
+        first, second = pairs[:, 0], pairs[:, 1]
+        where = first & mask
+        active = np.arange(len(pairs))
+        while active.size:
+            row = self.index[where]
+            maybe = np.flatnonzero(row < TOMB)
+            rows = row[maybe]
+            at = active[maybe]
+            held = self.key[rows]
+            match = (held[:, 0] == first[at]) & (held[:, 1] == second[at])
+            found[at[match]] = rows[match]
+            going = row != EMPTY
+            going[maybe[match]] = False
+            active = active[going]
+            where = (where[going] + np.uint64(1)) & mask
+        return found
+
+
+class PageTable(TableView):
+    """The writer's side. Every record field is an array attribute (`state`, `pins`, ...)."""
+
+    state: NDArray[np.uint8]
+    tiers: NDArray[np.uint8]
+    flags: NDArray[np.uint8]
+    parent: NDArray[np.uint64]
+    checksum: NDArray[np.uint64]
+    size: NDArray[np.uint32]
+    depth: NDArray[np.uint32]
+    l0_slot: NDArray[np.uint32]
+    l1_slot: NDArray[np.uint32]
+    l2_slot: NDArray[np.uint32]
+    parent_row: NDArray[np.uint32]
+    pins: NDArray[np.uint32]
+    hits: NDArray[np.uint32]
+    client: NDArray[np.uint32]
+    frozen: NDArray[np.uint16]
+    last_access: NDArray[np.float64]
+    demoted_at: NDArray[np.float64]
+    touch: NDArray[np.uint64]
+    seq: NDArray[np.uint32]
+
+    def __init__(
+        self,
+        path: Path | None = None,
+        *,
+        max_pages: int = 1 << 20,
+        boot_id: bytes = bytes(16),
+        mode: int = 0o640,
+        gid: int | None = None,
+    ) -> None:
+        """A new, empty table at `path` (replacing what is there), or in private memory."""
+        self.path = path
+        size = HEADER_BYTES + max_pages * (RECORD.itemsize + 4 * INDEX_PER_PAGE)
+        self._fd = -1
+        if path is None:
+            buffer = mmap.mmap(-1, size)
+        else:
+            path.unlink(missing_ok=True)
+            self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+            os.ftruncate(self._fd, size)
+            if gid is not None:
+                os.fchown(self._fd, -1, gid)
+            os.fchmod(self._fd, mode)
+            self._back(0, HEADER_BYTES)
+            buffer = mmap.mmap(self._fd, size)
+        super().__init__(buffer, max_pages)
+        header = self.header
+        header["layout_version"] = LAYOUT_VERSION
+        header["record_bytes"] = RECORD.itemsize
+        header["boot_id"] = np.void(boot_id)
+        header["max_pages"] = max_pages
+        self._free = np.empty(0, dtype=np.uint32)
+        self._free_count = 0
+        self._tombs = 0
+        self.pages = 0
+        self.capacity = 0
+        self._grow(min(FIRST_CAPACITY, max_pages))
+        header["magic"] = MAGIC  # last: a reader that sees it finds the rest
+
+    @property
+    def used_bytes(self) -> int:
+        """Bytes of the table that are backed by memory."""
+        slots = int(self.header["index_slots"][0])
+        return HEADER_BYTES + self.capacity * RECORD.itemsize + 4 * slots
+
+    def lookup(self, keys: NDArray[np.uint8]) -> Rows:
+        """Rows of `keys` (n, 16); NO_ROW where absent. No Python loop over keys."""
+        return self.find(as_u64_pairs(keys))
+
+    def insert(self, keys: NDArray[np.uint8]) -> Rows:
+        """New rows for keys that are absent and distinct; state FREE until the caller sets it.
+
+        Raises TableError when the table is at `max_pages` or memory is out.
+        """
+        pairs = as_u64_pairs(keys)
+        count = len(pairs)
+        if count > self._free_count:
+            wanted = max(2 * self.capacity, self.pages + count)
+            self._grow(min(1 << (wanted - 1).bit_length(), self.max_pages))
+            if count > self._free_count:
+                raise TableError(f"the page table is full at {self.max_pages} pages")
+        if self._tombs > int(self.header["index_slots"][0]) // 8:
+            self._rebuild(int(self.header["index_slots"][0]))
+        rows = self._free[self._free_count - count : self._free_count].copy()
+        self._free_count -= count
+        with self.changing(rows):
+            self.key[rows] = pairs
+            self.touch[rows] = 0
+            self.pins[rows] = 0
+            self.hits[rows] = 0
+            self.flags[rows] = 0
+            self.frozen[rows] = 0
+            self.demoted_at[rows] = 0.0
+            self.tiers[rows] = 0
+            self.parent_row[rows] = NO_ROW
+            for slot in (self.l0_slot, self.l1_slot, self.l2_slot):
+                slot[rows] = NO_SLOT
+        self._link(rows)
+        self.pages += count
+        self.header["pages"] = self.pages
+        return rows
+
+    def unlink(self, rows: Rows) -> None:
+        """Take rows out of the index: lookups miss from now on. The rows stay taken."""
+        mask = np.uint64(int(self.header["index_slots"][0]) - 1)
+        where = self.key[rows][:, 0] & mask
+        active = np.arange(len(rows))
+        while active.size:
+            here = self.index[where] == rows[active]
+            self.index[where[here]] = TOMB
+            lost = ~here & (self.index[where] == EMPTY)
+            if lost.any():
+                raise AssertionError("a row to be unlinked is not in the index")
+            active = active[~here]
+            where = (where[~here] + np.uint64(1)) & mask
+        self._tombs += len(rows)
+
+    def free(self, rows: Rows) -> None:
+        """Give unlinked rows back; they become FREE."""
+        self.set_state(rows, State.FREE)
+        self._free[self._free_count : self._free_count + len(rows)] = rows
+        self._free_count += len(rows)
+        self.pages -= len(rows)
+        self.header["pages"] = self.pages
+
+    def set_state(self, rows: Rows, new: State) -> None:
+        """Change state along the table of allowed transitions; StateError otherwise."""
+        check_transition(self.state[rows], new)
+        self.seq[rows] += np.uint32(1)
+        self.state[rows] = new
+        self.seq[rows] += np.uint32(1)
+
+    @contextlib.contextmanager
+    def changing(self, rows: Rows) -> Iterator[None]:
+        """Seqlock around a change of several fields of `rows`."""
+        self.seq[rows] += np.uint32(1)
+        try:
+            yield
+        finally:
+            self.seq[rows] += np.uint32(1)
+
+    def has(self, rows: Rows, flag: Flag) -> NDArray[np.bool_]:
+        set_: NDArray[np.bool_] = (self.flags[rows] & np.uint8(flag)) != 0
+        return set_
+
+    def raise_flag(self, rows: Rows, flag: Flag) -> None:
+        self.flags[rows] |= np.uint8(flag)
+
+    def clear_flag(self, rows: Rows, flag: Flag) -> None:
+        self.flags[rows] &= np.uint8(255 - flag)
+
+    def live_rows(self) -> Rows:
+        """All rows that hold a page or a reservation."""
+        return np.flatnonzero(self.state[: self.capacity] != State.FREE).astype(np.uint32)
+
+    def close(self) -> None:
+        """Remove the file. Readers that mapped it keep what they see."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+            if self.path is not None:
+                self.path.unlink(missing_ok=True)
+
+    def _link(self, rows: Rows) -> None:
+        mask = np.uint64(int(self.header["index_slots"][0]) - 1)
+        where = self.key[rows][:, 0] & mask
+        active = rows
+        while active.size:
+            held = self.index[where]
+            open_ = np.flatnonzero(held >= TOMB)
+            # Several rows may want the same open slot: the first of each gets it.
+            spots, firsts = np.unique(where[open_], return_index=True)
+            winners = open_[firsts]
+            self._tombs -= int((self.index[spots] == TOMB).sum())
+            self.index[spots] = active[winners]
+            going = np.ones(active.size, dtype=bool)
+            going[winners] = False
+            active = active[going]
+            where = (where[going] + np.uint64(1)) & mask
+
+    def _grow(self, capacity: int) -> None:
+        if capacity <= self.capacity:
+            return
+        slots = 1 << (2 * capacity - 1).bit_length()
+        records_end = HEADER_BYTES + capacity * RECORD.itemsize
+        index_start = HEADER_BYTES + self.max_pages * RECORD.itemsize
+        self._back(HEADER_BYTES, records_end - HEADER_BYTES)
+        self._back(index_start, 4 * slots)
+        fresh = np.arange(capacity - 1, self.capacity - 1, -1, dtype=np.uint32)
+        stack = np.empty(capacity, dtype=np.uint32)
+        stack[: fresh.size] = fresh
+        stack[fresh.size : fresh.size + self._free_count] = self._free[: self._free_count]
+        self._free = stack
+        self._free_count += fresh.size
+        self.capacity = capacity
+        self.header["capacity"] = capacity
+        self._rebuild(slots)
+
+    def _rebuild(self, slots: int) -> None:
+        """Sweep the tombstones (and take a new size). Unlinked rows stay out."""
+        old = self.index[: int(self.header["index_slots"][0])]
+        rows = old[old < TOMB].copy()
+        self.header["index_seq"] += np.uint64(1)
+        self.header["index_slots"] = slots
+        self.index[:slots] = EMPTY
+        self._tombs = 0
+        if rows.size:
+            self._link(rows)
+        self.header["index_seq"] += np.uint64(1)
+
+    def _back(self, offset: int, length: int) -> None:
+        if self._fd < 0:
+            return
+        try:
+            os.posix_fallocate(self._fd, offset, length)
+        except OSError as error:
+            raise TableError(
+                f"no memory for the page table at {self.path}: {error.strerror};"
+                f" it needs {length} more bytes of tmpfs"
+            ) from error

@@ -1,0 +1,246 @@
+"""Puts: where newcomers go, and the reservation between `reserve` and `commit`.
+
+For each key exactly one status. An absent page is placed by `admission.place`, its slot is taken,
+its record is in the table as WRITING and its client holds a reservation; `commit` makes it visible.
+The record remembers the row of its parent, so that a later touch can walk up the chain.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvtier_agent.cache import admission
+from kvtier_agent.cache.identity import NO_PARENT, KeyArray
+from kvtier_agent.cache.leases import LeaseBook
+from kvtier_agent.cache.page_table import TableError
+from kvtier_agent.cache.pressure import RecentValue
+from kvtier_agent.cache.record import NO_ROW, NO_SLOT, Flag, Rows, State, as_u64_pairs
+from kvtier_agent.cache.results import MISS, U8, U64, CommitStatus, PutResult, PutStatus
+from kvtier_agent.cache.shelves import Shelves
+from kvtier_agent.cache.traffic import Traffic
+from kvtier_agent.cache.worth import Worth
+
+
+class Puts:
+    """The part of `Cache` that takes pages in."""
+
+    def __init__(self, shelves: Shelves, traffic: Traffic, worth: Worth, book: LeaseBook) -> None:
+        self.shelves = shelves
+        self.traffic = traffic
+        self.worth = worth
+        self.book = book
+        self.recent = RecentValue()
+
+    def reserve(
+        self,
+        now: float,
+        client: int,
+        keys: KeyArray,
+        *,
+        parent: bytes = NO_PARENT,
+        depth: int = 0,
+        partial_last: bool = False,
+        frozen: str | None = None,
+        tokens_per_second: float | None = None,
+    ) -> PutResult:
+        """See `Cache.reserve`."""
+        count = len(keys)
+        status = np.full(count, PutStatus.EXISTS, dtype=np.uint8)
+        result = PutResult(
+            status, np.full(count, MISS, dtype=np.uint8), np.zeros(count, dtype=np.uint64)
+        )
+        if not count:
+            return result
+        if tokens_per_second is not None and tokens_per_second > 0:
+            self.worth.rate = tokens_per_second
+        table = self.shelves.table
+        pairs = as_u64_pairs(keys)
+        rows = table.find(pairs)
+        absent = rows == NO_ROW
+        busy = np.zeros(count, dtype=bool)
+        busy[~absent] = table.state[rows[~absent]] == State.WRITING
+        status[busy] = PutStatus.BUSY
+        prefix = self.shelves.frozen.id_of(frozen)
+        if prefix:
+            self.freeze(now, prefix, rows[~absent & ~busy])
+        fresh = np.flatnonzero(absent)
+        if fresh.size:
+            _, firsts = np.unique(pairs[fresh], axis=0, return_index=True)
+            if firsts.size < fresh.size:  # the same key twice: only its first place counts
+                again = np.delete(fresh, firsts)
+                status[again] = PutStatus.BUSY
+                fresh = np.sort(fresh[firsts])
+            chain = (as_u64_pairs(np.frombuffer(parent, dtype=np.uint8)), depth, partial_last)
+            self._admit(now, client, pairs, rows, fresh, chain, prefix, result)
+        counters = self.shelves.counters
+        counts = np.bincount(status, minlength=6)
+        counters.offered += int(counts[PutStatus.OFFERED])
+        counters.refused_value += int(counts[PutStatus.REFUSED_VALUE])
+        counters.refused_space += int(counts[PutStatus.REFUSED_SPACE])
+        counters.refused_busy += int(counts[PutStatus.BUSY])
+        counters.refused_closed += int(counts[PutStatus.REFUSED_CLOSED])
+        return result
+
+    def _admit(
+        self,
+        now: float,
+        client: int,
+        pairs: U64,
+        rows: Rows,
+        fresh: NDArray[np.intp],
+        chain: tuple[U64, int, bool],
+        prefix: int,
+        result: PutResult,
+    ) -> None:
+        """Give slots to the absent pages `fresh` (indexes into the chain). `rows` is completed."""
+        parent, depth, partial_last = chain
+        status, shelves, table, worth = result.status, self.shelves, self.shelves.table, self.worth
+        if not self.worth.behaviour.admitting:
+            status[fresh] = PutStatus.REFUSED_CLOSED
+            return
+        page = self.worth.geometry.page_tokens
+        depths = depth + page * fresh
+        partial = np.zeros(fresh.size, dtype=bool)
+        partial[-1] = partial_last and fresh[-1] == len(status) - 1
+        exempt = np.zeros(fresh.size, dtype=bool)
+        if prefix:
+            exempt[: shelves.frozen.room(prefix)] = True
+            exempt &= ~partial
+        ancestor = rows[fresh[0] - 1] if fresh[0] else table.find(parent)[0]
+        chance = worth.prior
+        if ancestor != NO_ROW:
+            chance = float(worth.probability(table, np.array([ancestor]))[0])
+        recompute = worth.recompute(depths)
+        limits = [pool.limit > 0 for pool in shelves.pools]
+        admits = [worth.admits(chance, recompute, tier) & limits[tier] for tier in (0, 1, 2)]
+        admits[2] &= limits[1]  # the way to L2 is through L1
+        density = worth.density(chance, recompute, 0)
+        used = shelves.pools[0].used
+        lines_ = self.traffic.lines
+        room = admission.L0Room(
+            max(0, lines_.tighten - used),
+            max(0, lines_.demote - used),
+            shelves.pools[0].available,
+        )
+        tier = admission.place(
+            (admits[0], admits[1], admits[2]), exempt, partial, density, self.recent.median, room
+        )
+        if not limits[1]:
+            tier[exempt & (tier == 1)] = admission.SPACE
+        tier = admission.close_holes(tier, exempt)
+        slots = self._slots_for(now, tier)
+        tier = admission.close_holes(tier, np.zeros_like(exempt))
+        slots = slots[: np.count_nonzero(tier < admission.SPACE)]
+        status[fresh[tier == admission.VALUE]] = PutStatus.REFUSED_VALUE
+        status[fresh[tier == admission.SPACE]] = PutStatus.REFUSED_SPACE
+        placed = np.flatnonzero(tier < admission.SPACE)
+        if not placed.size:
+            return
+        where = fresh[placed]
+        try:
+            mine = table.insert(pairs[where].view(np.uint8))
+        except TableError:
+            for level in (0, 1):
+                shelves.pools[level].give(slots[tier[placed] == level])
+            status[where] = PutStatus.REFUSED_SPACE
+            return
+        rows[where] = mine
+        before = np.concatenate([[NO_ROW], rows[:-1]]).astype(np.uint32)
+        parents = np.concatenate([parent, pairs[:-1]])
+        if ancestor != NO_ROW and not fresh[0]:
+            before[0] = ancestor
+        with table.changing(mine):
+            table.parent[mine] = parents[where]
+            table.parent_row[mine] = before[where]
+            table.depth[mine] = depths[placed]
+            table.size[mine] = self.worth.geometry.page_bytes
+            table.client[mine] = client
+            table.last_access[mine] = now
+        for level in (0, 1):
+            here = tier[placed] == level
+            shelves.own(mine[here], level, slots[here])
+        table.set_state(mine, State.WRITING)
+        table.raise_flag(mine[partial[placed]], Flag.PARTIAL)
+        if prefix:
+            shelves.frozen.add(prefix, mine[~partial[placed]], table)
+        self.recent.admitted(density[placed][(tier[placed] == 0) & ~exempt[placed]])
+        self.book.reserve(now, client, mine, shelves.stamp(mine))
+        status[where] = PutStatus.OFFERED
+        result.tier[where] = tier[placed]
+        result.offset[where] = slots.astype(np.uint64) * np.uint64(self.worth.geometry.slot_bytes)
+
+    def _slots_for(self, now: float, tier: NDArray[np.uint8]) -> NDArray[np.uint32]:
+        """Slots for the pages placed in 0 and 1, in order; pages beyond L1's room become SPACE."""
+        pools = self.shelves.pools
+        in_l1 = np.flatnonzero(tier == 1)
+        kept_for_loads = pools[1].limit * self.worth.settings.dram_load_reserve_percent // 100
+        short = in_l1.size + kept_for_loads - pools[1].available
+        if in_l1.size and short > 0:
+            self.traffic.go_down(now, self.shelves.victims(1, short))
+        room = max(0, pools[1].available - kept_for_loads)
+        if in_l1.size > room:
+            tier[in_l1[room] :][tier[in_l1[room] :] < admission.SPACE] = admission.SPACE
+        slots = np.zeros(len(tier), dtype=np.uint32)
+        for level in (0, 1):
+            here = np.flatnonzero(tier == level)
+            slots[here] = pools[level].take(here.size)
+        return slots[tier < admission.SPACE]
+
+    def commit(self, now: float, client: int, keys: KeyArray, checksums: U64) -> U8:
+        """See `Cache.commit`."""
+        table, shelves = self.shelves.table, self.shelves
+        rows, mine = self._reserved(client, keys)
+        status = np.where(mine, CommitStatus.COMMITTED, CommitStatus.UNKNOWN).astype(np.uint8)
+        done = rows[mine]
+        if not done.size:
+            return status
+        self.book.settle(client, done)
+        with table.changing(done):
+            table.checksum[done] = checksums[mine]
+        in_l0 = table.l0_slot[done] != NO_SLOT
+        for tier, state, here in ((0, State.IN0, in_l0), (1, State.IN1, ~in_l0)):
+            pages = done[here]
+            shelves.settle(pages, state, 1 << tier)
+            size = pages.size * self.worth.geometry.page_bytes
+            if tier == 0:
+                self.shelves.counters.stored_l0 += pages.size
+                self.shelves.counters.stored_bytes_l0 += size
+            else:
+                self.shelves.counters.stored_l1 += pages.size
+                self.shelves.counters.stored_bytes_l1 += size
+        self.shelves.counters.committed += done.size
+        shelves.stamp_chain(done)
+        self.traffic.straight_down(now, done[~in_l0])
+        return status
+
+    def abort(self, client: int, keys: KeyArray) -> int:
+        """See `Cache.abort`."""
+        rows, mine = self._reserved(client, keys)
+        self.give_up(client, rows[mine])
+        return int(mine.sum())
+
+    def _reserved(self, client: int, keys: KeyArray) -> tuple[Rows, NDArray[np.bool_]]:
+        table = self.shelves.table
+        rows = table.lookup(keys)
+        mine = rows != NO_ROW
+        there = rows[mine]
+        mine[mine] = (table.state[there] == State.WRITING) & (table.client[there] == client)
+        _, firsts = np.unique(rows, return_index=True)
+        once = np.zeros(len(rows), dtype=bool)
+        once[firsts] = True
+        return rows, mine & once
+
+    def give_up(self, client: int, rows: Rows) -> None:
+        if rows.size:
+            self.book.settle(client, rows)
+            self.shelves.counters.aborted += rows.size
+            self.shelves.forget(rows)
+
+    def freeze(self, now: float, prefix: int, rows: Rows) -> None:
+        """Pages that are held already and now asked for under a frozen prefix."""
+        table = self.shelves.table
+        rows = rows[(table.frozen[rows] == 0) & ~table.has(rows, Flag.PARTIAL)]
+        if rows.size:
+            self.shelves.frozen.add(prefix, rows, table)
+            self.traffic.promote(now, rows[table.has(rows, Flag.EXEMPT)])

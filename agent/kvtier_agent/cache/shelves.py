@@ -1,0 +1,186 @@
+"""The shelves: table, slots, order and counts together, and the few operations on all of them.
+
+Whatever changes where a page lies goes through here, so that for every page the record, the slots
+taken and the LRU entries always tell the same story.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvtier_agent.cache.counters import Counters
+from kvtier_agent.cache.frozen import FrozenBook
+from kvtier_agent.cache.page_table import PageTable
+from kvtier_agent.cache.record import MOVING, NO_ROW, NO_SLOT, Flag, Rows, State
+from kvtier_agent.cache.replacement import Stamps, TouchLog
+from kvtier_agent.cache.slots import SlotPool
+
+HAS_L2 = np.uint8(1 << 2)
+
+
+class Shelves:
+    """Owned by one thread. `pools`, `logs`: per tier."""
+
+    def __init__(self, table: PageTable, maxima: tuple[int, int, int]) -> None:
+        self.table = table
+        self.pools = tuple(SlotPool(maximum) for maximum in maxima)
+        self.logs = (TouchLog(), TouchLog(), TouchLog())
+        self.frozen = FrozenBook()
+        self.counters = Counters()
+        self.slots = (table.l0_slot, table.l1_slot, table.l2_slot)
+        self._stamp = 1
+
+    @property
+    def engine_shape(self) -> bool:
+        """No L0 of our own: L1 is the highest tier."""
+        return self.pools[0].limit == 0
+
+    # -- order ------------------------------------------------------------------------------
+
+    def stamp(self, rows: Rows, *, cold: bool = False) -> Stamps:
+        """Touch pages; the last one is the most recent. They (re)enter the logs of the tiers they
+        lie in; with `cold` at the cold end of L0's and L1's."""
+        stamps = np.arange(self._stamp, self._stamp + len(rows), dtype=np.uint64)
+        self._stamp += len(rows)
+        table = self.table
+        table.touch[rows] = stamps
+        state = table.state[rows]
+        for tier, home in ((0, State.IN0), (1, State.IN1)):
+            here = state == home
+            if here.any():
+                enter = self.logs[tier].push_cold if cold else self.logs[tier].append
+                enter(rows[here], stamps[here])
+        copied = (table.tiers[rows] & HAS_L2) != 0
+        if copied.any():
+            self.logs[2].append(rows[copied], stamps[copied])
+        return stamps
+
+    def stamp_chain(self, rows: Rows) -> None:
+        """Touch a chain given in prefix order, and what comes before it: tail first, head last."""
+        if rows.size:
+            self.stamp(np.concatenate([rows[::-1], self.ancestors(int(rows[0]))]))
+
+    def ancestors(self, row: int) -> Rows:
+        """The pages before `row`, nearest first, as far as they are held."""
+        table, out = self.table, []
+        parents, parent_rows, keys = table.parent, table.parent_row, table.key
+        while True:
+            parent = int(parent_rows[row])
+            if parent == NO_ROW:
+                break
+            wanted, held = parents[row], keys[parent]
+            if wanted[0] != held[0] or wanted[1] != held[1] or table.state[parent] == State.FREE:
+                found = int(table.find(parents[row : row + 1])[0])
+                parent_rows[row] = found
+                if found == NO_ROW:
+                    break
+                parent = found
+            out.append(parent)
+            row = parent
+            if len(out) > table.capacity:
+                break  # keys chosen to form a ring
+        return np.array(out, dtype=np.uint32)
+
+    def victims(self, tier: int, count: int) -> Rows:
+        """Up to `count` of the coldest pages that may leave `tier`; they leave its log."""
+        return self.logs[tier].pop(count, (self._leaves0, self._leaves1, self._leaves2)[tier])
+
+    def put_back(self, tier: int, rows: Rows) -> None:
+        """Victims that could not leave after all: they are still the coldest."""
+        self.logs[tier].push_cold(rows, self.table.touch[rows])
+
+    def compact(self) -> None:
+        tests = (self._leaves0, self._leaves1, self._leaves2)
+        for pool, log, test in zip(self.pools, self.logs, tests, strict=True):
+            log.compact(pool.used, test)
+
+    def _leaves(self, rows: Rows, stamps: Stamps, home: State) -> NDArray[np.bool_]:
+        table = self.table
+        flags = np.uint8(Flag.DOOMED)
+        if home is State.IN0 or self.engine_shape:
+            flags |= np.uint8(Flag.EXEMPT)
+        leaves: NDArray[np.bool_] = (
+            (table.touch[rows] == stamps)
+            & (table.state[rows] == home)
+            & (table.pins[rows] == 0)
+            & ((table.flags[rows] & flags) == 0)
+        )
+        return leaves
+
+    def _leaves0(self, rows: Rows, stamps: Stamps) -> NDArray[np.bool_]:
+        return self._leaves(rows, stamps, State.IN0)
+
+    def _leaves1(self, rows: Rows, stamps: Stamps) -> NDArray[np.bool_]:
+        return self._leaves(rows, stamps, State.IN1)
+
+    def _leaves2(self, rows: Rows, stamps: Stamps) -> NDArray[np.bool_]:
+        table = self.table
+        state = table.state[rows]
+        leaves: NDArray[np.bool_] = (
+            (table.touch[rows] == stamps)
+            & ((table.tiers[rows] & HAS_L2) != 0)
+            & ((state == State.IN2) | (state == State.IN1) | (state == State.UP10))
+            & ((table.flags[rows] & np.uint8(Flag.DOOMED)) == 0)
+        )
+        return leaves
+
+    # -- slots ------------------------------------------------------------------------------
+
+    def own(self, rows: Rows, tier: int, slots: NDArray[np.uint32]) -> None:
+        """These pages now own these slots of `tier` (valid bytes or not)."""
+        self.slots[tier][rows] = slots
+
+    def disown(self, rows: Rows, tier: int) -> None:
+        """Give the pages' slots of `tier` back."""
+        field = self.slots[tier]
+        slots = field[rows]
+        owned = slots != NO_SLOT
+        self.pools[tier].give(slots[owned])
+        field[rows[owned]] = NO_SLOT
+
+    def settle(self, rows: Rows, state: State, tiers: int) -> None:
+        """New state and the set of tiers with a valid copy, seen by readers as one change."""
+        if rows.size:
+            self.table.set_state(rows, state)
+            self.table.tiers[rows] = tiers
+
+    # -- leaving the cache ------------------------------------------------------------------
+
+    def forget(self, rows: Rows) -> None:
+        """Drop pages that nobody holds and no mover works on."""
+        if not rows.size:
+            return
+        for tier in (0, 1, 2):
+            self.disown(rows, tier)
+        self.frozen.remove(rows, self.table)
+        indexed = ~self.table.has(rows, Flag.DOOMED)
+        self.table.unlink(rows[indexed])
+        self.table.free(rows)
+
+    def doom(self, rows: Rows) -> None:
+        """Pages that must not be found any more; what is idle goes at once, the rest when its last
+        pin or move ends."""
+        rows = rows[~self.table.has(rows, Flag.DOOMED)]
+        self.table.unlink(rows)
+        self.table.raise_flag(rows, Flag.DOOMED)
+        self.bury(rows)
+
+    def bury(self, rows: Rows) -> None:
+        """Drop those of `rows` that are doomed and idle."""
+        table = self.table
+        state = table.state[rows]
+        idle = (table.pins[rows] == 0) & ~MOVING[state] & (state != State.FREE)
+        self.forget(rows[idle & table.has(rows, Flag.DOOMED)])
+
+    def unpin(self, rows: Rows) -> Rows:
+        """One pin less on each (a row may come twice). Returns the rows nobody holds now, in
+        order; doomed ones among them are dropped."""
+        table = self.table
+        np.subtract.at(table.pins, rows, np.uint32(1))
+        idle: Rows = rows[table.pins[rows] == 0]
+        doomed = table.has(idle, Flag.DOOMED)
+        if doomed.any():
+            self.bury(np.unique(idle[doomed]))
+            idle = idle[~doomed]
+        return idle

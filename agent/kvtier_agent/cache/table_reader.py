@@ -1,0 +1,102 @@
+"""Reading another process's page table: for clients and `kvtier inspect`. Never writes or waits.
+
+`index_seq` in the header is odd during a rebuild of the index, `seq` in a record is odd while that
+record changes; a reader that sees an odd or changed number looks again, a bounded number of times.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvtier_agent.cache.page_table import (
+    HEADER,
+    HEADER_BYTES,
+    INDEX_PER_PAGE,
+    LAYOUT_VERSION,
+    MAGIC,
+    TableError,
+    TableView,
+)
+from kvtier_agent.cache.record import NO_ROW, RECORD, Rows, State, as_u64_pairs
+
+
+class TableReader(TableView):
+    """Read-only view of another process's table. Answers are snapshots; state may have moved on."""
+
+    def __init__(self, path: Path) -> None:
+        """Raises TableError when `path` is no table of this layout."""
+        try:
+            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError as error:
+            raise TableError(f"cannot open the page table {path}: {error.strerror}") from error
+        try:
+            head = os.pread(fd, HEADER.itemsize, 0)
+            if len(head) < HEADER.itemsize:
+                raise TableError(f"{path} is no page table: it is too short")
+            header = np.frombuffer(head, dtype=HEADER)[0]
+            if bytes(header["magic"]) != MAGIC:
+                raise TableError(f"{path} is no page table of kvtier")
+            version = int(header["layout_version"])
+            if version != LAYOUT_VERSION or int(header["record_bytes"]) != RECORD.itemsize:
+                raise TableError(
+                    f"{path} has layout version {version}; this program reads {LAYOUT_VERSION}."
+                    " Use the kvtier version of the agent"
+                )
+            max_pages = int(header["max_pages"])
+            size = HEADER_BYTES + max_pages * (RECORD.itemsize + 4 * INDEX_PER_PAGE)
+            if os.fstat(fd).st_size < size:
+                raise TableError(f"{path} is cut short: {size} bytes expected")
+            buffer = mmap.mmap(fd, size, prot=mmap.PROT_READ)
+        finally:
+            os.close(fd)
+        super().__init__(buffer, max_pages)
+
+    @property
+    def boot_id(self) -> bytes:
+        return bytes(self.header["boot_id"][0])
+
+    def lookup(self, keys: NDArray[np.uint8], attempts: int = 100) -> NDArray[Any]:
+        """Records (copies) of `keys`, state FREE where absent."""
+        pairs = as_u64_pairs(keys)
+        for _ in range(attempts):
+            before = int(self.header["index_seq"][0])
+            rows = self.find(pairs)
+            if before % 2 == 0 and before == int(self.header["index_seq"][0]):
+                break
+        else:
+            raise TableError("the page table is being rebuilt without end")
+        out = np.zeros(len(pairs), dtype=RECORD)
+        there = np.flatnonzero(rows != NO_ROW)
+        copies = self._stable(rows[there], attempts)
+        same = (copies["key"] == pairs[there]).all(axis=1)
+        out[there[same]] = copies[same]
+        return out
+
+    def scan(self, attempts: int = 100) -> NDArray[Any]:
+        """Copies of all records in use, each consistent in itself."""
+        capacity = int(self.header["capacity"][0])
+        state = self.records["state"][:capacity]
+        rows = np.flatnonzero(state != State.FREE).astype(np.uint32)
+        copies = self._stable(rows, attempts)
+        live: NDArray[Any] = copies[copies["state"] != State.FREE]
+        return live
+
+    def _stable(self, rows: Rows, attempts: int) -> NDArray[Any]:
+        out = np.zeros(len(rows), dtype=RECORD)
+        left = np.arange(len(rows))
+        for _ in range(attempts):
+            if not left.size:
+                return out
+            before = self.records["seq"][rows[left]]
+            copies = self.records[rows[left]]
+            after = self.records["seq"][rows[left]]
+            good = (before == after) & (before % 2 == 0)
+            out[left[good]] = copies[good]
+            left = left[~good]
+        return out  # what never held still stays FREE: the writer died inside a change

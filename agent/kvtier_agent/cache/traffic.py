@@ -1,0 +1,271 @@
+"""Traffic between the tiers: what goes down, what comes up, and what becomes of it.
+
+    put ─► L0 ──demote──► L1 ──write──► L2 ──► gone
+           ▲                │ ▲           │
+           └────promote─────┘ └───read────┘
+
+Everything is a batch and nothing is waited for. A page stays readable at its source until the copy
+is done; only then its old slot is free. A page that got pinned while it was being moved stays
+where its reader found it, and the copy is thrown away.
+
+L1 leaves in this order of preference, for each of its coldest pages: it has a clean copy in L2 and
+just gives its slot back; L2 admits it and it is queued for writing; else it is dropped. Writes that
+are queued or under way are bounded by `write_queue_bytes`; from 90 % of it on, and while NVMe is
+failing, cold pages are dropped in the batch instead of queued (emergency eviction), so memory never
+runs out whatever the drive does.
+
+L2 full: its least recently touched pages give way. If such a page lies in L1 as well, only its copy
+goes and the page itself stays.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvtier_agent.cache.moves import Move, MoveKind
+from kvtier_agent.cache.pressure import Level, Lines
+from kvtier_agent.cache.quarantine import Quarantine
+from kvtier_agent.cache.record import NO_SLOT, Flag, Rows, State, as_bytes_keys
+from kvtier_agent.cache.replacement import cooled_down
+from kvtier_agent.cache.shelves import HAS_L2, Shelves
+from kvtier_agent.cache.worth import Worth
+
+NOBODY: Rows = np.empty(0, dtype=np.uint32)
+
+NEAR_BOUND = 0.9
+"""Part of `write_queue_bytes` from which cold pages are dropped instead of queued."""
+
+
+class Traffic:
+    """Moves between tiers. `lines`: of L0; `high1`, `low1`: water marks of L1 in slots."""
+
+    def __init__(self, shelves: Shelves, worth: Worth) -> None:
+        self.shelves = shelves
+        self.worth = worth
+        self.lines = Lines(0, 0, 0, 0, 0)
+        self.high1 = 0
+        self.low1 = 0
+        self.leaving0 = 0
+        self.leaving1 = 0
+        self.write_queue_bytes = 0
+        self.quarantine = Quarantine()
+        self.moves: list[Move] = []
+        self.in_flight = 0
+        self._next_move = 1
+        self.pause_until = 0.0
+
+    # -- down -------------------------------------------------------------------------------
+
+    def demote(self, now: float, rows: Rows) -> None:
+        """L0 -> L1 for idle pages in IN0, coldest first. What neither L1 nor L2 admits is
+        dropped; what finds no slot in L1 stays the coldest of L0."""
+        shelves = self.shelves
+        keep = self.worth.keeps(shelves.table, rows, 1)
+        if not keep.all() and shelves.pools[2].limit:
+            keep |= self.worth.keeps(shelves.table, rows, 2)
+        if not shelves.pools[1].limit:
+            keep[:] = False
+        lost = rows[~keep]
+        shelves.counters.evicted_l0 += lost.size
+        shelves.forget(lost)
+        rows = rows[keep]
+        slots = self.take_l1(now, rows.size)
+        moving = rows[: slots.size]
+        shelves.put_back(0, rows[slots.size :])
+        if moving.size:
+            shelves.table.set_state(moving, State.DOWN01)
+            source = shelves.table.l0_slot[moving]
+            shelves.own(moving, 1, slots)
+            self.leaving0 += moving.size
+            self._issue(now, MoveKind.DEMOTE, moving, source, slots)
+
+    def take_l1(self, now: float, count: int) -> NDArray[np.uint32]:
+        """Up to `count` slots of L1, after making room if need be."""
+        pool = self.shelves.pools[1]
+        if pool.available < count:
+            self.go_down(now, self.shelves.victims(1, count - pool.available))
+        return pool.take(count)
+
+    def go_down(self, now: float, rows: Rows) -> None:
+        """The coldest idle pages of L1 leave it, each in the cheapest way."""
+        shelves, table = self.shelves, self.shelves.table
+        if not rows.size:
+            return
+        clean = (table.tiers[rows] & HAS_L2) != 0
+        copied = rows[clean]
+        if copied.size:
+            shelves.disown(copied, 1)
+            shelves.settle(copied, State.IN2, 1 << 2)
+            table.demoted_at[copied] = now
+            shelves.counters.demoted_l1 += copied.size
+        rows = rows[~clean]
+        if not rows.size:
+            return
+        wanted = self.worth.keeps(table, rows, 2)
+        if shelves.pools[2].limit == 0:
+            wanted[:] = False
+        lost, rows = rows[~wanted], rows[wanted]
+        shelves.counters.evicted_l1 += lost.size
+        shelves.forget(lost)
+        self.write(now, rows)
+
+    def write(self, now: float, rows: Rows) -> None:
+        """L1 -> L2 for idle pages in IN1; past the bound, or while NVMe fails, they are dropped."""
+        shelves = self.shelves
+        bound = int(self.worth.settings.write_queue_bytes * NEAR_BOUND)
+        room = max(0, bound - self.write_queue_bytes) // self.worth.geometry.page_bytes
+        if now < self.pause_until:
+            room = 0
+        short = min(rows.size, room) - shelves.pools[2].available
+        if short > 0:
+            self.drop_l2(short)
+        slots = shelves.pools[2].take(min(rows.size, room))
+        # The coldest are dropped, the warmest written: they are worth more.
+        lost, rows = rows[: rows.size - slots.size], rows[rows.size - slots.size :]
+        if lost.size:
+            shelves.counters.evicted_l1 += lost.size
+            shelves.counters.emergency_evicted += lost.size
+            shelves.forget(lost)
+        if rows.size:
+            shelves.table.set_state(rows, State.DOWN12)
+            shelves.own(rows, 2, slots)
+            self.leaving1 += rows.size
+            self.write_queue_bytes += rows.size * self.worth.geometry.page_bytes
+            self._issue(now, MoveKind.WRITE, rows, shelves.table.l1_slot[rows], slots)
+
+    def drop_l2(self, count: int) -> None:
+        """Free `count` slots of L2 from its cold end."""
+        self.leave_l2(self.shelves.victims(2, count))
+
+    def leave_l2(self, rows: Rows) -> None:
+        """These copies leave L2; pages that lie only there are gone."""
+        shelves, table = self.shelves, self.shelves.table
+        alone = table.state[rows] == State.IN2
+        lost, copies = rows[alone], rows[~alone]
+        shelves.counters.evicted_l2 += lost.size
+        shelves.forget(lost)
+        if copies.size:
+            shelves.counters.l2_copies_dropped += copies.size
+            table.tiers[copies] &= ~HAS_L2
+            table.clear_flag(copies, Flag.L2_CLEAN)
+            shelves.disown(copies, 2)
+
+    # -- up ---------------------------------------------------------------------------------
+
+    def promote(self, now: float, rows: Rows) -> None:
+        """L1 -> L0 for idle pages in prefix order: those that L0 admits, that have cooled down and
+        for which there is room below the tighten line. Exempt pages ask only for room."""
+        shelves, table = self.shelves, self.shelves.table
+        pool = shelves.pools[0]
+        if not pool.available or not rows.size:
+            return
+        good = (table.state[rows] == State.IN1) & (table.pins[rows] == 0)
+        good &= (table.flags[rows] & np.uint8(Flag.DOOMED)) == 0
+        rows = rows[good]
+        exempt = table.has(rows, Flag.EXEMPT)
+        cool = self.worth.behaviour.cool_down_seconds
+        ready = cooled_down(table.demoted_at[rows], now, cool)
+        ordinary = rows[ready & ~exempt & self.worth.keeps(table, rows, 0)]
+        rows = rows[exempt][: pool.available]
+        room = max(0, self.lines.tighten - pool.used - rows.size)
+        rows = np.concatenate([rows, ordinary[:room]])
+        slots = pool.take(rows.size)
+        rows = rows[: slots.size]
+        if rows.size:
+            table.set_state(rows, State.UP10)
+            shelves.own(rows, 0, slots)
+            self._issue(now, MoveKind.PROMOTE, rows, table.l1_slot[rows], slots)
+
+    def read(self, now: float, rows: Rows) -> Rows:
+        """L2 -> L1 for distinct pages in IN2; those (from the front) that found a slot."""
+        shelves = self.shelves
+        slots = self.take_l1(now, rows.size)
+        rows = rows[: slots.size]
+        if rows.size:
+            shelves.table.set_state(rows, State.UP21)
+            shelves.own(rows, 1, slots)
+            self._issue(now, MoveKind.READ, rows, shelves.table.l2_slot[rows], slots)
+        return rows
+
+    # -- balance ----------------------------------------------------------------------------
+
+    def balance(self, now: float) -> Level:
+        """Bring the tiers back below their water marks. The pressure level of L0 before it."""
+        shelves = self.shelves
+        used0 = shelves.pools[0].used
+        level = self.lines.level(used0)
+        staying = used0 - self.leaving0
+        if level is Level.DEMOTE or (self.lines.capacity == 0 and staying):
+            self.demote(now, shelves.victims(0, staying))
+        elif staying > self.lines.high:
+            self.demote(now, shelves.victims(0, staying - self.lines.low))
+        staying = shelves.pools[1].used - self.leaving1
+        if staying > self.high1:
+            self.go_down(now, shelves.victims(1, staying - self.low1))
+        excess = shelves.pools[2].used - self.quarantine.count - shelves.pools[2].limit
+        if excess > 0:
+            self.drop_l2(excess)
+        return level
+
+    def straight_down(self, now: float, rows: Rows) -> None:
+        """Pages that just entered L1 although only L2 admits them pass through."""
+        if self.worth.behaviour.threshold_microseconds_per_mib[1] == 0:
+            return
+        passing = rows[~self.worth.keeps(self.shelves.table, rows, 1)]
+        self.go_down(now, passing[self.shelves.table.pins[passing] == 0])
+
+    def quarantine_slots(self, now: float, rows: Rows) -> None:
+        """The L2 slots of these pages are suspect: out of use until they are scrubbed."""
+        field = self.shelves.table.l2_slot
+        slots = field[rows]
+        slots = slots[slots != NO_SLOT]
+        field[rows] = NO_SLOT
+        self.shelves.counters.quarantined_slots += slots.size
+        self.quarantine.add(now, slots)
+
+    # -- orders about empty slots -----------------------------------------------------------
+
+    def orders(self, now: float) -> None:
+        """Give memory of dropped slots back; scrub suspect ones that are due."""
+        kinds = (MoveKind.PUNCH_L0, MoveKind.PUNCH_L1, MoveKind.PUNCH_L2)
+        for pool, kind in zip(self.shelves.pools, kinds, strict=True):
+            slots = pool.take_punches()
+            if slots.size:
+                self._issue(now, kind, np.full_like(slots, NO_SLOT), slots, slots)
+        slots = self.quarantine.due(now)
+        if slots.size:
+            self._issue(now, MoveKind.SCRUB, np.full_like(slots, NO_SLOT), slots, slots)
+
+    def _issue(
+        self,
+        now: float,
+        kind: MoveKind,
+        rows: Rows,
+        source: NDArray[np.uint32],
+        target: NDArray[np.uint32],
+    ) -> None:
+        table, geometry = self.shelves.table, self.worth.geometry
+        step = max(1, self.worth.settings.move_bytes // geometry.page_bytes)
+        for start in range(0, len(rows), step):
+            part = slice(start, start + step)
+            some = rows[part]
+            real = some if kind.carries_pages else NOBODY
+            self.moves.append(
+                Move(
+                    id=self._next_move,
+                    kind=kind,
+                    rows=some,
+                    source=source[part].copy(),
+                    target=target[part].copy(),
+                    keys=as_bytes_keys(table.key[real]),
+                    parents=as_bytes_keys(table.parent[real]),
+                    checksums=table.checksum[real],
+                    depths=table.depth[real],
+                    page_bytes=geometry.page_bytes,
+                    slot_bytes=geometry.slot_bytes,
+                    created=now,
+                )
+            )
+            self._next_move += 1
+            self.in_flight += 1

@@ -1,0 +1,54 @@
+"""The gate: load n pages of a found prefix, or recompute.
+
+    load when T_load(n) + T_forward(n) <= SLO
+
+T_load(n) is the time to bring the first n pages to the engine, T_forward(n) the prefill of all the
+request's tokens that are then still missing. Every page taken adds to the first and takes from the
+second. Of all n whose sum keeps the SLO the one with the least sum is answered (the larger n where
+equal): loading a page that takes longer than recomputing it is never worth it.
+
+If no n keeps the SLO, recomputing everything does not keep it either, so the rule has nothing left
+to protect: then, too, the n with the least sum is answered, with the reason `slo-lost`. If the
+request's length is unknown, T_forward is only that of the found pages.
+
+Monotone: the answer is a prefix of the chain, so a caller may always take fewer pages. The
+functions take cumulative sums and cost O(pages).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Gate:
+    """`load` leading pages (0 = recompute); `reason`: hit, miss, slower or slo-lost."""
+
+    load: int
+    reason: str
+
+
+def decide(load: Floats, recompute: Floats, rest_seconds: float, slo_seconds: float) -> Gate:
+    """How many of the found pages to load.
+
+    `load`, `recompute`: seconds per found page, in chain order; `rest_seconds`: prefill of the
+    tokens after them, needed in any case.
+    """
+    if not load.size:
+        return Gate(0, "miss")
+    total = np.concatenate(
+        ([recompute.sum()], recompute.sum() + np.cumsum(load) - np.cumsum(recompute))
+    )
+    total += rest_seconds
+    keeps = total <= slo_seconds
+    candidates = np.where(keeps, total, np.inf) if keeps.any() else total
+    # The largest n among the least sums: from the far end the first minimum.
+    best = len(total) - 1 - int(np.argmin(candidates[::-1]))
+    if not keeps[best]:
+        return Gate(best, "slo-lost")
+    return Gate(best, "hit" if best else "slower")
