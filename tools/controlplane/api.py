@@ -12,6 +12,7 @@ import http.client
 import json
 import ssl
 import tempfile
+import time
 import urllib.parse
 from pathlib import Path
 from typing import Any
@@ -34,7 +35,8 @@ class ApiClient:
 
     Reads the kubeconfigs that :class:`controlplane.ControlPlane` writes (JSON, one context).
     Not for use by several threads at once. ``timeout`` is in seconds, for one read or write of the
-    connection. Connection trouble surfaces as OSError or http.client.HTTPException.
+    connection and for a server that answers "too many requests", which is asked again until then.
+    Connection trouble surfaces as OSError or http.client.HTTPException.
     """
 
     def __init__(self, kubeconfig: Path, *, timeout: float = 30.0) -> None:
@@ -49,6 +51,7 @@ class ApiClient:
                     pem.write(base64.b64decode(user[part]))
                 pem.flush()
                 context.load_cert_chain(pem.name)
+        self._patience = timeout
         self._headers = {"Accept": "application/json"}
         if "token" in user:
             self._headers["Authorization"] = f"Bearer {user['token']}"
@@ -77,22 +80,46 @@ class ApiClient:
         payload = None if body is None else json.dumps(body).encode()
         if payload is not None:
             headers["Content-Type"] = content_type
-        try:
-            self._connection.request(method, path, payload, headers)
-            answer = self._connection.getresponse()
-            raw = answer.read()
-        except (OSError, http.client.HTTPException):
-            # The next request opens a new connection; this one is in an unknown state.
-            self._connection.close()
-            raise
+        deadline = time.monotonic() + self._patience
+        while True:
+            status, raw = self._send(method, path, payload, headers)
+            # "Not now": nothing has been done. So it answers while it reads its storage again.
+            if status != 429 or time.monotonic() > deadline:
+                break
+            time.sleep(0.1)
         decoded: Object = {"text": raw.decode(errors="replace")}
         with contextlib.suppress(ValueError):
             parsed = json.loads(raw)
             if isinstance(parsed, dict):
                 decoded = parsed
-        if answer.status >= 400:
-            raise ApiError(answer.status, str(decoded.get("message") or decoded.get("text", "")))
+        if status >= 400:
+            raise ApiError(status, str(decoded.get("message") or decoded.get("text", "")))
         return decoded
+
+    def _send(
+        self, method: str, path: str, payload: bytes | None, headers: dict[str, str]
+    ) -> tuple[int, bytes]:
+        # A server that has been restarted has closed a connection we have kept; we notice when we
+        # use it. Asking twice is safe for everything but a create.
+        kept = self._connection.sock is not None and method != "POST"
+        try:
+            return self._exchange(method, path, payload, headers)
+        except (ConnectionError, http.client.RemoteDisconnected):
+            if not kept:
+                raise
+            return self._exchange(method, path, payload, headers)
+
+    def _exchange(
+        self, method: str, path: str, payload: bytes | None, headers: dict[str, str]
+    ) -> tuple[int, bytes]:
+        try:
+            self._connection.request(method, path, payload, headers)
+            answer = self._connection.getresponse()
+            return answer.status, answer.read()
+        except (OSError, http.client.HTTPException):
+            # The next request opens a new connection; this one is in an unknown state.
+            self._connection.close()
+            raise
 
     def get(self, path: str) -> Object:
         return self.request("GET", path)

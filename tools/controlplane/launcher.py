@@ -273,7 +273,8 @@ class ControlPlane:
         return [*given, *self._apiserver_flags]
 
     def _until_ready(self, process: Process) -> None:
-        client = self.api()
+        # Whatever else may listen on the port is not trusted, and not waited for.
+        client = ApiClient(self.kubeconfig, timeout=2.0)
 
         def ready() -> bool:
             try:
