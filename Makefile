@@ -78,6 +78,7 @@ lock: $(UV)  ## Recompute the lock files under requirements/
 
 reference: setup  ## Generate crds/*.yaml and docs/reference from the models and from --help
 	$(PY) -m kvtier_api.crd
+	cp crds/*.yaml charts/kvtier/files/crds/
 	$(PY) tools/reference.py
 
 clean:  ## Remove what the targets made here (the tools' cache of the user stays)
