@@ -41,6 +41,9 @@ from kvtier_agent.server.client import Client
 TIMEOUT_SECONDS = 5.0
 """Of one call to the agent."""
 
+_POLICY_SECONDS = 30.0
+"""How long an agent may take to put its policy in force."""
+
 _PATIENCE = 20
 """So many requests in a row without an answer end the run."""
 
@@ -185,11 +188,25 @@ def replay(trace: Trace, socket: Path, plan: Plan, watcher: Watcher) -> Report:
             raise ReplayError(
                 f"no agent takes this replay at {socket}: {client.counters.last_error}"
             )
+        _wait_admitting(client, watcher)
         before = read_agent(client)
         run = _Run(trace, client, plan, watcher)
         seconds = run.go()
         after = read_agent(client)
     return _report(run, plan, after - before, seconds)
+
+
+def _wait_admitting(client: Client, watcher: Watcher) -> None:
+    """An agent listens before its policy is in force; until then it takes nothing in."""
+    end = time.monotonic() + _POLICY_SECONDS
+    while not client.stats().get("admitting"):
+        gone = watcher.alive()
+        if gone or time.monotonic() > end:
+            raise ReplayError(
+                gone
+                or f"the agent has no policy in force after {_POLICY_SECONDS:.0f} s; give it one"
+            )
+        time.sleep(0.05)
 
 
 def new_seed() -> int:
