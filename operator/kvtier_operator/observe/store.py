@@ -80,6 +80,8 @@ class Store:
         """Policies that select a node, the ruling one first; nodes without one are absent."""
         self.selected: dict[str, set[str]] = {}
         """Nodes that a policy selects, whoever rules them."""
+        self.held: dict[str, set[str]] = {}
+        """Nodes whose KVTierNode names a policy, whether or not it still rules them."""
 
     @property
     def synced(self) -> bool:
@@ -90,6 +92,10 @@ class Store:
         """The policy that rules a node."""
         names = self.candidates.get(node)
         return self.policies.get(names[0]) if names else None
+
+    def concerned(self, policy: str) -> list[str]:
+        """Nodes that a policy rules, and those whose KVTierNode still names it."""
+        return sorted({*self.ruled(policy), *self.held.get(policy, ())})
 
     def ruled(self, policy: str) -> list[str]:
         """Nodes that a policy rules, by name."""
@@ -166,11 +172,12 @@ class Store:
         if kind == POLICIES:
             del self.policies[name]
             self.revisions.pop(name, None)
-            return self._reselect_policy(name) | {policy_key(name)}
+            held = {node_key(node) for node in self.held.get(name, ())}
+            return self._reselect_policy(name) | {policy_key(name)} | held
         if kind == NODES:
             del self.nodes[name]
         else:
-            del self.cache_nodes[name]
+            self._hold(self.cache_nodes.pop(name), None)
             self.reported_at.pop(name, None)
         return self._reselect_node(name) | self._owners(name) | {node_key(name)}
 
@@ -194,6 +201,7 @@ class Store:
     def _put_cache_node(self, raw: Raw, fact: CacheNode, before: Raw | None) -> set[Key]:
         old = self.cache_nodes.get(fact.name)
         self.cache_nodes[fact.name] = fact
+        self._hold(old, fact)
         keys = self._note_report(raw, fact, before)
         if old is not None and _same(old, fact):
             return keys
@@ -219,7 +227,20 @@ class Store:
         was_stale = silent > 3 * max(1, fact.report_interval)
         return self._owners(name) if was_stale else set()
 
-    # -- the index
+    # -- the indexes
+
+    def _hold(self, old: CacheNode | None, new: CacheNode | None) -> None:
+        """A KVTierNode names another policy, or none."""
+        before = old.policy.name if old is not None and old.policy is not None else ""
+        after = new.policy.name if new is not None and new.policy is not None else ""
+        if before == after:
+            return
+        if before and old is not None:
+            self.held[before].discard(old.name)
+            if not self.held[before]:
+                del self.held[before]
+        if after and new is not None:
+            self.held.setdefault(after, set()).add(new.name)
 
     def _owners(self, node: str) -> set[Key]:
         """Policies whose status a node's report is part of."""

@@ -177,7 +177,7 @@ class Reconciler:
         started = self._timing.monotonic()
         rule, outcome = "none", "ok"
         try:
-            plan = await self._reconcile(key)
+            plan = await self.reconcile(key)
         except Unreachable as e:
             outcome = "unreachable"
             if self._reachable.is_set():
@@ -213,7 +213,8 @@ class Reconciler:
             self._metrics.reconciles.labels(key[0], rule, outcome).inc()
             self._metrics.seconds.labels(key[0]).observe(self._timing.monotonic() - started)
 
-    async def _reconcile(self, key: Key) -> Plan:
+    async def reconcile(self, key: Key) -> Plan:
+        """Decide and write for one key; raises `apply.errors`. Returns what was done."""
         kind, name = key
         if kind == "interval":
             return self._settle_interval()
@@ -250,7 +251,7 @@ class Reconciler:
         if any(isinstance(a, StoreRevision) for a in plan.actions):
             self._queue.add(("policy", name), self._settings.status_delay_seconds)
         # Its nodes: whatever changed in the policy, those that need a write get one.
-        for node in self._store.ruled(name):
+        for node in self._store.concerned(name):
             if self._plan_node(node).actions:
                 self._queue.add(node_key(node))
         again = self._settings.resync_seconds

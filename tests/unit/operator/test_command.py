@@ -1,0 +1,99 @@
+"""``kvtier operator``: its help, its settings, a user's mistakes, and what it never imports."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from kvtier_cli.operator import app
+from kvtier_operator.settings import OperatorSettings
+from pydantic import ValidationError
+from typer.testing import CliRunner
+
+KVTIER = Path(sys.executable).parent / "kvtier"
+
+
+def test_help_has_every_knob_with_unit_default_and_bounds() -> None:
+    text = CliRunner().invoke(app, ["--help"], env={"COLUMNS": "240"}).output
+    for name, field in OperatorSettings.model_fields.items():
+        assert f"--{name.replace('_', '-')}" in text
+        assert field.description
+        extra = field.json_schema_extra if isinstance(field.json_schema_extra, dict) else {}
+        if field.annotation in (int, float):
+            assert extra.get("unit"), f"{name} has no unit"
+            assert any(hasattr(m, "ge") or hasattr(m, "gt") for m in field.metadata), name
+            assert any(hasattr(m, "le") for m in field.metadata), name
+    assert "KVTIER_OPERATOR_NAMESPACE" in text.replace("\n", "")
+
+
+@pytest.mark.parametrize("bad", ["8080", ":8080", "host:", "host:99999", "host:http"])
+def test_an_address_is_host_and_port(bad: str) -> None:
+    with pytest.raises(ValidationError, match="HOST:PORT"):
+        OperatorSettings(http=bad)
+    assert OperatorSettings(http="[::1]:0").http_address == ("::1", 0)
+
+
+def kvtier(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [KVTIER, "operator", *arguments], capture_output=True, text=True, timeout=60, check=False
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--kubeconfig", "/nowhere/config"], "/nowhere/config"),
+        ([], "give --kubeconfig FILE"),
+        (["--write-concurrency", "0"], "--write-concurrency: write at least 1"),
+        (["--http", "8080"], "write HOST:PORT"),
+    ],
+)
+def test_a_mistake_is_one_line(arguments: list[str], sentence: str) -> None:
+    answer = kvtier(*arguments)
+    assert answer.returncode == 1
+    assert sentence in answer.stderr
+    assert "Traceback" not in answer.stderr
+    said = [line for line in answer.stderr.splitlines() if not line.startswith("{")]
+    assert len(said) == 1
+
+
+def test_a_taken_port_is_said_in_one_line(tmp_path: Path) -> None:
+    kubeconfig = tmp_path / "config"
+    kubeconfig.write_text(
+        "apiVersion: v1\nkind: Config\ncurrent-context: c\n"
+        "clusters: [{name: c, cluster: {server: 'http://127.0.0.1:1'}}]\n"
+        "contexts: [{name: c, context: {cluster: c, user: u}}]\nusers: [{name: u, user: {}}]\n"
+    )
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        answer = kvtier("--kubeconfig", str(kubeconfig), "--http", f"127.0.0.1:{port}")
+    assert answer.returncode == 1
+    assert "give another --http HOST:PORT" in answer.stderr
+    assert "Traceback" not in answer.stderr
+
+
+def test_it_runs_without_torch_and_numpy() -> None:
+    code = (
+        "import sys; import kvtier_operator.main, kvtier_operator.runtime.informer; "
+        "bad = {'torch', 'numpy', 'zmq', 'kvtier_agent'} & set(sys.modules); sys.exit(str(bad) if bad else 0)"
+    )
+    answer = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert answer.returncode == 0, answer.stderr
+
+
+def test_help_needs_neither_kopf_nor_kubernetes() -> None:
+    code = (
+        "import sys; import kvtier_cli.operator; "
+        "sys.exit(str({'kopf', 'kubernetes', 'torch'} & set(sys.modules) or 0).replace('0', '') or 0)"
+    )
+    answer = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert answer.returncode == 0, answer.stderr
