@@ -91,7 +91,8 @@ class Stage:
         }
         self.plane.kubectl("apply", "-f", "-", input=_list([namespace, *nodes]))
         self._say("CRDs applied, nodes " + ", ".join(NODES) + " created")
-        self._run("operator", ["operator", "--kubeconfig", str(self.plane.kubeconfig)], {})
+        access = ["--kubeconfig", str(self.plane.kubeconfig), "--http", "127.0.0.1:0"]
+        self._run("operator", ["operator", *access], {})
         for node in NODES:
             self._start_agent(node)
         self._say("operator and three agents started")

@@ -18,12 +18,14 @@ from kvtier_api.validate import validate
 
 from kvtier_agent.cache.geometry import align_up
 from kvtier_agent.replay.errors import ReplayError
+from kvtier_agent.storage.l2 import slots_per_segment
+from kvtier_agent.storage.segment import HEADER_BYTES
 
 LEAST_TIER_BYTES = 1 << 20
 """The least size of a tier that the API admits."""
 
-_L2_HEADER_BYTES = 4096
-_SEGMENT_BYTES = 64 << 20
+_FILE_SYSTEM_BYTES = 4096
+"""Per segment file, for the file system's own records."""
 
 
 def parse_tiers(text: str) -> dict[str, int]:
@@ -92,10 +94,11 @@ def with_tiers(policy: Mapping[str, Any], tiers: Mapping[str, int], page_bytes: 
 
 
 def l2_bytes(pages: int, page_bytes: int) -> int:
-    """Bytes of L2 that hold this many pages: whole segment files of slots with their headers."""
-    slot = align_up(page_bytes) + _L2_HEADER_BYTES
-    per_segment = max(1, _SEGMENT_BYTES // slot)
-    return -(-pages // per_segment) * max(_SEGMENT_BYTES, slot)
+    """Bytes of L2 that hold this many pages: slots with their headers, and what the file system
+    needs for each segment file."""
+    stride = align_up(page_bytes) + HEADER_BYTES
+    segments = -(-pages // slots_per_segment(align_up(page_bytes)))
+    return pages * stride + segments * _FILE_SYSTEM_BYTES
 
 
 def _valid(policy: Any, name: str) -> dict[str, Any]:

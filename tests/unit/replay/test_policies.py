@@ -28,7 +28,9 @@ def test_tiers_are_pages() -> None:
     assert tiers.dram.size is not None
     assert tiers.nvme is not None
     assert (tiers.hbm.size.bytes, tiers.dram.size.bytes) == (300 * PAGE, 2000 * PAGE)
-    assert tiers.nvme.size.bytes >= 10_000 * (PAGE + 4096)
+    per_segment = (64 << 20) // (PAGE + 4096)
+    files = -(-10_000 // per_segment)
+    assert tiers.nvme.size.bytes == 10_000 * (PAGE + 4096) + files * 4096
     assert tiers.nvme.volumes == ("data0",)
 
 
