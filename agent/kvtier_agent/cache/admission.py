@@ -23,7 +23,8 @@ SPACE = 253
 
 @dataclass(frozen=True, slots=True)
 class L0Room:
-    """Free slots of L0 up to the tighten line, up to the demote line, and at all."""
+    """Free slots of L0 up to the tighten line (below 0: tightened), up to the demote line, and
+    at all."""
 
     tighten: int
     demote: int
@@ -51,12 +52,11 @@ def place(
     free = np.flatnonzero(exempt)[: room.all]
     out[free] = 0
     taken = free.size
-    first = ordinary[: max(0, room.tighten - taken)]
-    out[first] = 0
-    taken += first.size
-    rest = ordinary[first.size :]
-    rest = rest[density[rest] >= median][: max(0, room.demote - taken)]
-    out[rest] = 0
+    if room.tighten >= 0:
+        out[ordinary[: max(0, room.tighten - free.size)]] = 0
+    else:  # tightened: only the better half still enters
+        better = ordinary[density[ordinary] >= median]
+        out[better[: max(0, room.demote - free.size)]] = 0
     return out
 
 

@@ -27,7 +27,7 @@ from kvtier_agent.cache.outcomes import Outcomes
 from kvtier_agent.cache.page_table import PageTable
 from kvtier_agent.cache.pressure import Level, lines
 from kvtier_agent.cache.puts import Puts
-from kvtier_agent.cache.record import NO_ROW, TIER_OF_STATE, Flag, State, as_u64_pairs
+from kvtier_agent.cache.record import NO_ROW, NO_SLOT, TIER_OF_STATE, Flag, State, as_u64_pairs
 from kvtier_agent.cache.results import (
     MISS,
     U8,
@@ -242,9 +242,6 @@ class Cache:
         for client, rows in self.book.expired_reservations(now):
             self.counters.expired_reservations += rows.size
             self.puts.give_up(client, rows)
-        if not self.shelves.engine_shape and self.shelves.frozen.exempt_pages:
-            self.traffic.promote(now, self.shelves.frozen.waiting_in_dram(self.table))
-        self.shelves.compact()
         self._balance(now)
         return tickets
 
@@ -280,6 +277,9 @@ class Cache:
     def _balance(self, now: float) -> None:
         self._now = max(self._now, now)
         level = self.traffic.balance(now)
+        if self.shelves.frozen.waiting and self.shelves.pools[0].available:
+            self.traffic.promote(now, self.shelves.frozen.waiting_in_dram(self.table))
+        self.shelves.compact()
         if level is not self.level:
             self.counters.tightened += level is Level.TIGHTEN
             self.counters.demote_all += level is Level.DEMOTE
@@ -358,6 +358,18 @@ class Cache:
         table.set_state(rows, State.IN2)
         shelves.stamp(rows)
         return taken
+
+    def lose_segments(self, now: float, segments: set[int], per_segment: int) -> None:
+        """These segments of L2 are gone with their volume, and so are the copies in them. What is
+        just being read or written fails by itself."""
+        table = self.table
+        rows = table.live_rows()
+        slots = table.l2_slot[rows]
+        gone = np.isin(slots // per_segment, list(segments)) & (slots != NO_SLOT)
+        state = table.state[rows]
+        gone &= np.isin(state, (State.IN1, State.IN2, State.UP10))
+        self.traffic.leave_l2(rows[gone])
+        self._balance(now)
 
     def snapshot(self, now: float) -> CacheSnapshot:
         """Plain numbers for status and metrics."""

@@ -35,10 +35,8 @@ class FrozenBook:
     def __init__(self) -> None:
         self._ids: dict[str, int] = {}
         self._prefixes: dict[int, _Prefix] = {}
-
-    @property
-    def exempt_pages(self) -> int:
-        return sum(prefix.exempt for prefix in self._prefixes.values())
+        self.waiting = False
+        """There may be exempt pages in L1 (set whenever pages become exempt)."""
 
     def id_of(self, name: str | None) -> int:
         """0 for a prefix that the policy does not list."""
@@ -59,6 +57,7 @@ class FrozenBook:
             prefix.listed = True
             prefix.max_bytes = entry.max_bytes
             prefix.max_pages = entry.max_bytes // slot_bytes
+        self.waiting = True
         rows = table.live_rows()
         rows = rows[table.frozen[rows] != 0]
         was = table.has(rows, Flag.EXEMPT)
@@ -80,6 +79,7 @@ class FrozenBook:
     def add(self, number: int, rows: Rows, table: PageTable) -> None:
         """Pages (in prefix order, not of a prefix yet) join; the first ones while there is room."""
         room = self.room(number)
+        self.waiting = True
         prefix = self._prefixes[number]
         table.frozen[rows] = number
         table.raise_flag(rows[:room], Flag.EXEMPT)
@@ -100,11 +100,13 @@ class FrozenBook:
 
     def waiting_in_dram(self, table: PageTable) -> Rows:
         """Exempt pages that sit in L1, shallowest first."""
-        if not self.exempt_pages:
-            return np.empty(0, dtype=np.uint32)
-        rows = np.flatnonzero(table.state[: table.capacity] == State.IN1).astype(np.uint32)
-        rows = rows[table.has(rows, Flag.EXEMPT)]
-        return rows[np.argsort(table.depth[rows], kind="stable")]
+        flags = table.flags[: table.capacity]
+        rows = np.flatnonzero(flags & np.uint8(Flag.EXEMPT)).astype(np.uint32)
+        low = np.isin(table.state[rows], (State.WRITING, State.DOWN01, State.IN1, State.UP10))
+        self.waiting = bool(low.any())
+        rows = rows[table.state[rows] == State.IN1]
+        shallow_first: Rows = rows[np.argsort(table.depth[rows], kind="stable")]
+        return shallow_first
 
     def snapshot(self, slot_bytes: int) -> tuple[FrozenSnapshot, ...]:
         return tuple(

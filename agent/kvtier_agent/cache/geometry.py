@@ -102,6 +102,11 @@ class Geometry:
         return align_up(self.page_bytes)
 
     @property
+    def nvme_slot_bytes(self) -> int:
+        """Bytes of a slot in a segment file: a header of 4096 and the arena's slot."""
+        return ALIGNMENT + self.slot_bytes
+
+    @property
     def fingerprint(self) -> bytes:
         """16 bytes that name everything a page's bytes depend on besides its tokens."""
         return blake2b(

@@ -119,8 +119,8 @@ class Puts:
         used = shelves.pools[0].used
         lines_ = self.traffic.lines
         room = admission.L0Room(
-            max(0, lines_.tighten - used),
-            max(0, lines_.demote - used),
+            lines_.tighten - used,
+            lines_.demote - used,
             shelves.pools[0].available,
         )
         tier = admission.place(

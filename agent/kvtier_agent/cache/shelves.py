@@ -120,7 +120,11 @@ class Shelves:
         leaves: NDArray[np.bool_] = (
             (table.touch[rows] == stamps)
             & ((table.tiers[rows] & HAS_L2) != 0)
-            & ((state == State.IN2) | (state == State.IN1) | (state == State.UP10))
+            & (
+                ((state == State.IN2) & (table.pins[rows] == 0))
+                | (state == State.IN1)  # only the copy would leave: pins do not matter
+                | (state == State.UP10)
+            )
             & ((table.flags[rows] & np.uint8(Flag.DOOMED)) == 0)
         )
         return leaves

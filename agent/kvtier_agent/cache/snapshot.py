@@ -32,16 +32,17 @@ def take_snapshot(cache: Cache, now: float) -> CacheSnapshot:
     for number, name in enumerate(NAMES):
         here = tier_of == number
         pool = shelves.pools[number]
+        size = cache.geometry.nvme_slot_bytes if number == 2 else slot
         tiers.append(
             TierSnapshot(
                 name=name,
-                capacity_bytes=pool.limit * slot,
-                used_bytes=pool.used * slot,
+                capacity_bytes=pool.limit * size,
+                used_bytes=pool.used * size,
                 pages=int(here.sum()),
                 pinned_pages=int((here & pinned).sum()),
                 moving_pages=int((here & moving).sum()),
-                high_water_bytes=water[number][0] * slot,
-                low_water_bytes=water[number][1] * slot,
+                high_water_bytes=water[number][0] * size,
+                low_water_bytes=water[number][1] * size,
             )
         )
     geometry = cache.geometry

@@ -2,22 +2,50 @@
 
 The server calls `core.cache` on the cache thread, then `core.pump()`; when the mover's wake-up
 fires it calls `core.collect(now)`, which gives finished tickets.
+
+Applying a revision has two halves. `prepare`, on any thread, does what takes time and may fail: it
+opens and locks volumes, reads the headers of pages that an earlier process left, and puts memory
+behind the arenas. `reconfigure`, on the cache thread, only moves limits. If `prepare` raises,
+nothing that is in force has changed.
+
+Slots are made when the first client tells its geometry (`register`). Pages found on the volumes are
+taken in then, if they are of that geometry; else the volumes are swept.
 """
 
 from __future__ import annotations
 
+import os
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy as np
+
+from kvtier_agent.cache.arena import ArenaError, ShmArena
+from kvtier_agent.cache.arena_cuda import CudaArena
 from kvtier_agent.cache.cache import Cache
-from kvtier_agent.cache.geometry import Geometry
+from kvtier_agent.cache.geometry import ALIGNMENT, Geometry
+from kvtier_agent.cache.identity import KEY_VERSION
+from kvtier_agent.cache.moves import Move, Outcome
+from kvtier_agent.cache.page_table import LAYOUT_VERSION, PageTable, TableError
 from kvtier_agent.cache.results import Registration, Ticket
 from kvtier_agent.cache.settings import Behaviour, Budgets, CacheSettings
+from kvtier_agent.storage import recovery
+from kvtier_agent.storage.copier import Copier
+from kvtier_agent.storage.fileio import FileIO
+from kvtier_agent.storage.l2 import L2
+from kvtier_agent.storage.mover import Mover, SyncMover
+from kvtier_agent.storage.volume import Volume, VolumeError
 
 
 class CoreError(Exception):
-    """A tier cannot be set up as asked; one line that says what to do."""
+    """A tier cannot be set up as asked; one line that says what to do. `reason`: the name of the
+    condition's reason (`kvtier_api.reasons`)."""
+
+    def __init__(self, message: str, reason: str = "OutOfMemory") -> None:
+        super().__init__(message)
+        self.reason = reason
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +54,7 @@ class CoreSettings:
 
     domain: str
     arena_folder: Path
-    """tmpfs folder of the L1 (and, on `cpu`, L0) arena files; usually /dev/shm."""
+    """tmpfs folder of the L1 (and, on `cpu`, L0) arena files; usually below /dev/shm."""
     table_path: Path
     """The page table file (also on tmpfs); readable by clients of the domain."""
     volumes: Mapping[str, Path]
@@ -42,6 +70,9 @@ class CoreSettings:
     allow_root_filesystem: bool = False
     """Standalone only: accept a volume on the root file system."""
     mover_threads: int = 2
+    """Threads that move pages, 2 to 64; one is always free for reads."""
+    synchronous: bool = False
+    """Moves are executed inside `pump`, on the caller's thread. For tests and measurements."""
     cache: CacheSettings = field(default_factory=CacheSettings)
 
 
@@ -71,37 +102,276 @@ class Layout:
 
 
 class Core:
-    cache: Cache
+    """See the module's story. `on_outcome(now, move, outcome)` is called for each finished move."""
 
-    def __init__(self, settings: CoreSettings, *, wake: Callable[[], None] = lambda: None) -> None:
-        """`wake`: called on a mover thread when an outcome waits; thread-safe and cheap."""
-        raise NotImplementedError
+    def __init__(
+        self,
+        settings: CoreSettings,
+        *,
+        wake: Callable[[], None] = lambda: None,
+        io: FileIO | None = None,
+    ) -> None:
+        """`wake`: called on a mover thread when an outcome waits; thread-safe and cheap.
+        Raises CoreError when the arena or the table cannot be made."""
+        self.settings = settings
+        self.boot_id = os.urandom(16)
+        self.on_outcome: Callable[[float, Move, Outcome], None] = lambda *_: None
+        self._io = io or FileIO()
+        self._preparing = threading.Lock()
+        self._volumes: dict[str, Volume] = {}
+        self._l2: L2 | None = None
+        self._found = recovery.NOTHING
+        self._prepared: tuple[Behaviour, Budgets] | None = None
+        self._backed = 0
+        folder, name = settings.arena_folder, settings.domain
+        try:
+            self.table = PageTable(
+                settings.table_path,
+                max_pages=settings.cache.max_pages,
+                boot_id=self.boot_id,
+                gid=settings.gid,
+            )
+            self._l1 = ShmArena(folder / f"{name}.l1", settings.maximum_l1_bytes, gid=settings.gid)
+            self._l0: ShmArena | CudaArena | None = None
+            if settings.device == "cpu":
+                self._l0 = ShmArena(
+                    folder / f"{name}.l0", settings.maximum_l0_bytes, gid=settings.gid
+                )
+        except (ArenaError, TableError, OSError) as error:
+            raise CoreError(f"domain {name}: {error}", "SharedMemory") from error
+        self.cache = Cache(self.table, settings=settings.cache)
+        self._copier = Copier()
+        self._copier.l0, self._copier.l1 = self._l0, self._l1
+        self._mover: Mover | SyncMover = (
+            SyncMover(self._copier)
+            if settings.synchronous
+            else Mover(self._copier, wake, threads=settings.mover_threads)
+        )
+
+    # -- revisions --------------------------------------------------------------------------
 
     def prepare(self, behaviour: Behaviour, budgets: Budgets) -> None:
-        """Any thread, may take seconds: open volumes, back arena memory for `budgets`.
+        """Any thread, may take seconds: open volumes, put memory behind the arenas.
         Raises CoreError and changes nothing that is in force."""
-        raise NotImplementedError
+        with self._preparing:
+            opened: dict[str, Volume] = {}
+            try:
+                if budgets.l2_bytes:
+                    opened = self._open_volumes(budgets)
+                self._back_bytes(budgets)
+                if self._l2 is None and budgets.l2_bytes:
+                    self._find_pages({**self._volumes, **opened}, behaviour)
+            except (VolumeError, ArenaError) as error:
+                for volume in opened.values():
+                    volume.close()
+                reason = error.reason if isinstance(error, VolumeError) else "OutOfMemory"
+                raise CoreError(str(error), reason) from error
+            self._volumes.update(opened)
+            self._prepared = (behaviour, budgets)
 
     def reconfigure(self, now: float, behaviour: Behaviour, budgets: Budgets) -> None:
         """Cache thread: put a revision in force (calls `prepare` if that was not done)."""
-        raise NotImplementedError
+        if self._prepared != (behaviour, budgets):
+            self.prepare(behaviour, budgets)
+        self._prepared = None
+        cache = self.cache
+        if cache.shaped:
+            self._back_slots(cache.geometry, budgets)
+            self._change_volumes(now, budgets, cache.geometry)
+        slots = self._limit_l2(behaviour, budgets)
+        cache.reconfigure(now, behaviour, budgets, l2_slots=slots)
 
     def register(self, now: float, geometry: Geometry) -> Registration:
-        """Cache thread: a client's geometry; the first one lays out slots and opens L2."""
-        raise NotImplementedError
+        """Cache thread: a client's geometry; the first one lays out slots and opens L2.
+        Raises CoreError when memory or a volume fails just then."""
+        cache = self.cache
+        if cache.shaped:
+            return cache.register(now, geometry)
+        budgets, behaviour = cache.budgets, cache.behaviour
+        try:
+            if self._l0 is None:
+                self._l0 = CudaArena(
+                    self.settings.device, self.settings.maximum_l0_bytes, geometry.slot_bytes
+                )
+                self._copier.l0 = self._l0
+            if budgets.l2_bytes:
+                self._open_l2(geometry, behaviour, budgets)
+                self._change_volumes(now, budgets, geometry)
+        except (VolumeError, ArenaError) as error:
+            reason = error.reason if isinstance(error, VolumeError) else "OutOfMemory"
+            raise CoreError(str(error), reason) from error
+        cache.l2_slots = self._limit_l2(behaviour, budgets)
+        cache.geometry = geometry
+        self._back_slots(geometry, budgets)
+        answer = cache.register(now, geometry)
+        if self._l2 is not None:
+            found, self._found = self._found, recovery.NOTHING
+            taken = cache.adopt(
+                found.keys, found.parents, found.depths, found.checksums, found.slots
+            )
+            recovery.keep_only(self._l2, found.slots[taken])
+        return answer
+
+    def _open_volumes(self, budgets: Budgets) -> dict[str, Volume]:
+        """Volumes of the budget that are not open yet."""
+        opened: dict[str, Volume] = {}
+        if not budgets.volumes:
+            raise VolumeError(
+                "tiers.nvme has a size but no volumes; name at least one", "VolumeUnknown"
+            )
+        for name in budgets.volumes:
+            mount = self.settings.volumes.get(name)
+            if mount is None:
+                known = ", ".join(sorted(self.settings.volumes)) or "none"
+                raise VolumeError(
+                    f"volume {name} is not known here (known: {known}); add it to the chart's"
+                    f" volumes, or --volume {name}=DIR",
+                    "VolumeUnknown",
+                )
+            if name in self._volumes:
+                continue
+            try:
+                opened[name] = Volume(
+                    name,
+                    mount,
+                    self.settings.domain,
+                    allow_root_filesystem=self.settings.allow_root_filesystem,
+                    io=self._io,
+                )
+                recovery.geometry_of(opened[name])
+            except VolumeError:
+                for volume in opened.values():
+                    volume.close()
+                raise
+        return opened
+
+    def _find_pages(self, volumes: dict[str, Volume], behaviour: Behaviour) -> None:
+        """Read the headers of what is there, before any client asks."""
+        geometries = [recovery.geometry_of(volume) for volume in volumes.values()]
+        known = [geometry for geometry in geometries if geometry is not None]
+        if known:
+            l2 = L2(list(volumes.values()), known[0], io=self._io)
+            l2.durability = behaviour.durability
+            self._found = recovery.recover(l2)
+            self._l2 = l2
+
+    def _open_l2(self, geometry: Geometry, behaviour: Behaviour, budgets: Budgets) -> None:
+        if self._l2 is not None and self._l2.geometry == geometry:
+            return
+        if self._l2 is not None:
+            self._l2.close()
+        volumes = [self._volumes[name] for name in budgets.volumes]
+        self._l2 = L2(volumes, geometry, io=self._io)
+        self._l2.durability = behaviour.durability
+        self._found = recovery.recover(self._l2)
+
+    def _change_volumes(self, now: float, budgets: Budgets, geometry: Geometry) -> None:
+        """Volumes that joined or left with a revision."""
+        wanted = set(budgets.volumes) if budgets.l2_bytes else set()
+        if self._l2 is None:
+            if not wanted:
+                return
+            self._open_l2(geometry, self.cache.behaviour, budgets)
+            self._found = recovery.NOTHING
+            assert self._l2 is not None
+            recovery.keep_only(self._l2, np.empty(0, dtype=np.uint32))
+        held = {volume.name for volume in self._l2.volumes}
+        lost = self._l2.withdraw(held - wanted)
+        if lost:
+            self.cache.lose_segments(now, lost, self._l2.per_segment)
+        for name in sorted(wanted - held):
+            recovery.clear(self._volumes[name], geometry)
+            self._l2.add(self._volumes[name])
+        for name in set(self._volumes) - wanted:
+            self._volumes.pop(name).close()
+
+    def _limit_l2(self, behaviour: Behaviour, budgets: Budgets) -> int:
+        if self._l2 is None:
+            return 0
+        self._copier.l2 = self._l2
+        return self._l2.limit(budgets.l2_bytes, budgets.reserve_percent, behaviour.durability)
+
+    def _back_bytes(self, budgets: Budgets) -> None:
+        """Memory behind the first bytes of each arena: where the first slots lie. Once there are
+        slots, exactly the missing ones get it (`_back_slots`), and this only tries the size."""
+        for arena, size in ((self._l0, budgets.l0_bytes), (self._l1, budgets.l1_bytes)):
+            if not isinstance(arena, ShmArena):
+                continue
+            if size > arena.size_bytes:
+                raise ArenaError(
+                    f"{size} bytes are more than the arena {arena.path.name} can grow to"
+                    f" ({arena.size_bytes}); restart the agent with more memory, or ask for less"
+                )
+            if not self.cache.shaped:
+                arena.back(0, size // ALIGNMENT * ALIGNMENT)
+
+    def _back_slots(self, geometry: Geometry, budgets: Budgets) -> None:
+        for arena, slots in zip(
+            (self._l0, self._l1), self.cache.missing_slots(budgets), strict=True
+        ):
+            if arena is None or not slots.size:
+                continue
+            try:
+                arena.back_slots(slots, geometry.slot_bytes)
+            except ArenaError as error:
+                raise CoreError(str(error), "OutOfMemory") from error
+            if isinstance(arena, ShmArena):
+                arena.collapse((int(slots.max()) + 1) * geometry.slot_bytes)
+
+    # -- running ----------------------------------------------------------------------------
 
     def layout(self) -> Layout | None:
         """None before the first geometry."""
-        raise NotImplementedError
+        if not self.cache.shaped:
+            return None
+        geometry = self.cache.geometry
+        infos = []
+        for tier, arena in ((0, self._l0), (1, self._l1)):
+            if isinstance(arena, ShmArena):
+                infos.append(ArenaInfo(tier, "shm", str(arena.path), arena.size_bytes))
+            elif arena is not None:
+                infos.append(
+                    ArenaInfo(
+                        tier, "cuda", "", arena.size_bytes, arena.chunk_bytes, arena.handles()
+                    )
+                )
+        return Layout(
+            boot_id=self.boot_id,
+            layout_version=LAYOUT_VERSION,
+            key_version=KEY_VERSION,
+            page_bytes=geometry.page_bytes,
+            slot_bytes=geometry.slot_bytes,
+            arenas=tuple(infos),
+            table_path=str(self.settings.table_path),
+        )
 
     def pump(self) -> None:
         """Cache thread, after every batch of calls: hand new moves to the mover. Never waits."""
-        raise NotImplementedError
+        moves = self.cache.take_moves()
+        if moves:
+            self._mover.submit(moves)
 
     def collect(self, now: float) -> list[Ticket]:
         """Cache thread, after a wake-up: feed outcomes to the cache; tickets finished by them."""
-        raise NotImplementedError
+        tickets: list[Ticket] = []
+        for move, outcome in self._mover.collect():
+            self.on_outcome(now, move, outcome)
+            tickets += self.cache.move_done(now, move, outcome)
+        return tickets
+
+    def movers_alive(self) -> bool:
+        """Do all mover threads run? For health."""
+        return self._mover.alive()
 
     def close(self) -> None:
         """Stop the mover, release locks, remove arena files. L2 stays as durability says."""
-        raise NotImplementedError
+        self._mover.close()
+        if self._l2 is not None:
+            self._l2.close()
+        for volume in self._volumes.values():
+            volume.close()
+        self._volumes.clear()
+        for arena in (self._l0, self._l1):
+            if arena is not None:
+                arena.close()
+        self.table.close()

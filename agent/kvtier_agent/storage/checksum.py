@@ -1,0 +1,25 @@
+"""The checksum of a page: xxh3-64 over its payload. The algorithm's number stands in every header.
+
+64 bits, because it is there to find damage, not an attacker: a client that may write into an arena
+may also commit what it likes. It runs above 10 GB/s on one core from a wheel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
+
+ALGORITHM_XXH3_64 = 1
+
+checksum: Callable[[Any], int] = xxhash.xxh3_64_intdigest
+"""Checksum of a buffer, as an unsigned integer."""
+
+
+def checksums(rows: NDArray[np.uint8], page_bytes: int) -> NDArray[np.uint64]:
+    """Checksum of the first `page_bytes` of each row of (n, slot_bytes)."""
+    sums = (checksum(rows[i, :page_bytes]) for i in range(len(rows)))
+    return np.fromiter(sums, dtype=np.uint64, count=len(rows))

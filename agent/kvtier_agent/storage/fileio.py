@@ -1,0 +1,55 @@
+"""The system calls of storage, in one class: the edge where tests inject faults."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from kvtier_agent.cache.arena import punch_hole
+
+IOV_MAX = 1024
+
+
+class FileIO:
+    """Thin; every method raises OSError as the kernel says it."""
+
+    def open(self, path: Path, *, create: bool, direct: bool) -> tuple[int, bool]:
+        """A descriptor (mode 0600 when created) and whether it bypasses the page cache. O_DIRECT
+        is used where the file system has it."""
+        flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | (os.O_CREAT if create else 0)
+        if direct:
+            try:
+                return os.open(path, flags | os.O_DIRECT, 0o600), True
+            except OSError as error:
+                if error.errno != errno.EINVAL:
+                    raise
+        return os.open(path, flags, 0o600), False
+
+    def write(self, fd: int, buffers: Sequence[Any], offset: int) -> int:
+        """Bytes written; may be short."""
+        return os.pwritev(fd, buffers, offset)
+
+    def read(self, fd: int, buffers: Sequence[Any], offset: int) -> int:
+        """Bytes read; short at the end of the file."""
+        return os.preadv(fd, buffers, offset)
+
+    def allocate(self, fd: int, offset: int, length: int) -> None:
+        os.posix_fallocate(fd, offset, length)
+
+    def punch(self, fd: int, offset: int, length: int) -> bool:
+        return punch_hole(fd, offset, length)
+
+    def flush(self, fd: int) -> None:
+        os.fdatasync(fd)
+
+    def allocated(self, fd: int) -> int:
+        """Bytes of blocks the file really takes."""
+        return os.fstat(fd).st_blocks * 512
+
+    def free(self, folder: Path) -> tuple[int, int]:
+        """(bytes an ordinary user may still write, bytes in all) of the file system."""
+        info = os.statvfs(folder)
+        return info.f_bavail * info.f_frsize, info.f_blocks * info.f_frsize

@@ -1,0 +1,294 @@
+"""L2: pages in segment files on one or more volumes.
+
+The cache hands out slot numbers and nothing else. A slot number is (segment, slot in segment); a
+segment is one file on one volume, made when its first slot is written, on the volume that holds the
+least. So this module decides only where segments lie and whether a write may happen:
+
+    before each write   allocated blocks + what must be laid out <= cap, and the volume's reserve
+                        stays free; otherwise NO_SPACE, and nothing was written
+    before each write   the bytes in the arena match the record's checksum; otherwise BAD_PAGE
+    after each read     header whole, key as asked, payload matches the checksum; else BAD_PAGE
+
+What an earlier process left is found by `recovery`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import threading
+from collections.abc import Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvtier_agent.cache.arena import runs
+from kvtier_agent.cache.geometry import Geometry
+from kvtier_agent.cache.moves import MoveStatus
+from kvtier_agent.cache.settings import Durability
+from kvtier_agent.storage.checksum import checksum
+from kvtier_agent.storage.fileio import FileIO
+from kvtier_agent.storage.segment import (
+    HEADER_BYTES,
+    HeaderBlock,
+    PageStamp,
+    Segment,
+    segment_name,
+)
+from kvtier_agent.storage.volume import Volume
+
+SEGMENT_BYTES = 64 << 20
+
+Slots = NDArray[np.uint32]
+Statuses = NDArray[np.uint8]
+
+
+def slots_per_segment(slot_bytes: int) -> int:
+    """How many slots a full segment of 64 MiB has (at least one)."""
+    return max(1, SEGMENT_BYTES // (HEADER_BYTES + slot_bytes))
+
+
+class L2:
+    """Thread-safe: movers read and write at the same time; bookkeeping is under one lock."""
+
+    def __init__(
+        self, volumes: list[Volume], geometry: Geometry, *, io: FileIO | None = None
+    ) -> None:
+        self.geometry = geometry
+        self.slot_bytes = geometry.slot_bytes
+        self.stride = HEADER_BYTES + geometry.slot_bytes
+        self.per_segment = slots_per_segment(geometry.slot_bytes)
+        self.volumes = list(volumes)
+        self.io = io or FileIO()
+        self.cap_bytes = 0
+        self.limit_slots = 0
+        self.reserve_percent = 0
+        self.durability: Durability = "async"
+        self.lock = threading.Lock()
+        self.segments: dict[int, tuple[Segment, Volume]] = {}
+        self.sequence = 1
+
+    # -- limits -----------------------------------------------------------------------------
+
+    def slots_within(self, cap_bytes: int) -> int:
+        """Slots that fit a cap of allocated bytes. A block per segment is left for the file
+        system's own extent records."""
+        segment = self.per_segment * self.stride + 4096
+        full, rest = divmod(cap_bytes, segment)
+        return int(full * self.per_segment + max(0, rest - 4096) // self.stride)
+
+    def limit(self, cap_bytes: int, reserve_percent: int, durability: Durability) -> int:
+        """New limits; how many slots they allow."""
+        with self.lock:
+            self.cap_bytes = cap_bytes
+            self.reserve_percent = reserve_percent
+            self.durability = durability
+            self.limit_slots = self.slots_within(cap_bytes) if self.volumes else 0
+            return self.limit_slots
+
+    @property
+    def allocated_bytes(self) -> int:
+        """Bytes of blocks that all segments take."""
+        return sum(segment.allocated for segment, _ in self.segments.values())
+
+    # -- writing ----------------------------------------------------------------------------
+
+    def write(
+        self, slots: Slots, stamp: PageStamp, arena: NDArray[np.uint8], rows: Slots
+    ) -> tuple[Statuses, str]:
+        """Write arena rows `rows` to `slots`. Statuses per page, and the first error."""
+        status = np.full(len(slots), MoveStatus.OK, dtype=np.uint8)
+        size = self.geometry.page_bytes
+        for i, row in enumerate(rows.tolist()):
+            if checksum(arena[row, :size]) != int(stamp.checksums[i]):
+                status[i] = MoveStatus.BAD_PAGE
+        errors: list[str] = []
+        headers = HeaderBlock(len(slots))
+        with self.lock:
+            sequence, self.sequence = self.sequence, self.sequence + len(slots)
+        headers.fill(stamp, self.geometry.fingerprint, size, sequence)
+        for where, number, first in self._groups(slots, status == MoveStatus.OK):
+            try:
+                segment = self._room_for(number, first, len(where))
+                payload = [arena[row] for row in rows[where].tolist()]
+                # A slice, not `[where]`: a copy would not be page aligned.
+                block = headers.bytes[where[0] : where[0] + len(where)]
+                segment.write(first, block, payload)
+                if self.durability == "sync":
+                    segment.flush()
+            except OSError as error:
+                status[where] = _status_of(error)
+                errors.append(f"write: {error.strerror or error}")
+        return status, errors[0] if errors else ""
+
+    def _room_for(self, number: int, first: int, count: int) -> Segment:
+        """The segment, with blocks for these slots, inside cap and reserve. Raises OSError."""
+        with self.lock:
+            segment, volume = self._segment(number)
+            missing = first + np.flatnonzero(~segment.laid[first : first + count])
+            whole = np.flatnonzero(~segment.laid)
+            whole = whole[whole + number * self.per_segment < self.limit_slots]
+            allocated = self.allocated_bytes
+            for wanted in (whole, missing) if missing.size else (missing,):
+                new = int(wanted.size) * self.stride
+                fits = allocated + new <= self.cap_bytes
+                if fits and volume.keeps_reserve(new, self.reserve_percent):
+                    for start, length in runs(wanted.astype(np.uint32)):
+                        segment.lay_out(start, length)
+                    if self.allocated_bytes > self.cap_bytes:
+                        raise OSError(errno.ENOSPC, "the file system's own blocks reach the cap")
+                    return segment
+            if not segment.laid.any():
+                self.drop_segment(number)
+            raise OSError(errno.ENOSPC, "the cap or the reserve of the volume is reached")
+
+    def _segment(self, number: int) -> tuple[Segment, Volume]:
+        held = self.segments.get(number)
+        if held is None:
+            used = dict.fromkeys((v.name for v in self.volumes), 0)
+            for segment, volume in self.segments.values():
+                used[volume.name] = used.get(volume.name, 0) + segment.allocated
+            if not self.volumes:
+                raise OSError(errno.ENOSPC, "no volume")
+            volume = min(self.volumes, key=lambda v: used[v.name])
+            path = volume.folder / segment_name(number)
+            segment = Segment(path, number, self.per_segment, self.slot_bytes, self.io, create=True)
+            held = self.segments[number] = (segment, volume)
+        return held
+
+    # -- reading ----------------------------------------------------------------------------
+
+    def read(
+        self,
+        slots: Slots,
+        keys: NDArray[np.uint8],
+        checksums: NDArray[np.uint64],
+        arena: NDArray[np.uint8],
+        rows: Slots,
+    ) -> tuple[Statuses, str]:
+        """Read `slots` into arena rows `rows`, and verify. Statuses per page, the first error."""
+        status = np.full(len(slots), MoveStatus.OK, dtype=np.uint8)
+        size = self.geometry.page_bytes
+        headers = HeaderBlock(len(slots))
+        errors: list[str] = []
+        for where, number, first in self._groups(slots, status == MoveStatus.OK):
+            try:
+                held = self.segments.get(number)
+                if held is None:
+                    raise OSError(errno.ENOENT, "the segment is gone")
+                block = headers.bytes[where[0] : where[0] + len(where)]
+                held[0].read(first, block, [arena[row] for row in rows[where].tolist()])
+            except OSError as error:
+                status[where] = MoveStatus.IO_ERROR
+                errors.append(f"read: {error.strerror or error}")
+        good = headers.valid(len(slots), self.geometry.fingerprint, size)
+        good &= (headers.fields["key"] == keys).all(axis=1)
+        good &= headers.fields["checksum"] == checksums
+        for i in np.flatnonzero((status == MoveStatus.OK) & good).tolist():
+            good[i] = checksum(arena[rows[i], :size]) == int(checksums[i])
+        bad = (status == MoveStatus.OK) & ~good
+        status[bad] = MoveStatus.BAD_PAGE
+        if bad.any():
+            errors.append(f"{int(bad.sum())} pages failed verification")
+        return status, errors[0] if errors else ""
+
+    # -- slots without pages ----------------------------------------------------------------
+
+    def punch(self, slots: Slots) -> None:
+        """Give the blocks of free slots back; a segment without any goes."""
+        with self.lock:
+            for first, count in runs(slots):
+                for number, start, length in self._split(first, count):
+                    held = self.segments.get(number)
+                    if held is None:
+                        continue
+                    held[0].punch(start, length)
+                    if not held[0].laid.any():
+                        self.drop_segment(number)
+
+    def scrub(self, slots: Slots) -> Statuses:
+        """Write a pattern to each slot, read it back, compare. Statuses per slot."""
+        status = np.full(len(slots), MoveStatus.IO_ERROR, dtype=np.uint8)
+        memory = HeaderBlock(2 * self.stride // HEADER_BYTES).bytes.reshape(2, self.stride)
+        for i, slot in enumerate(slots.tolist()):
+            number, first = divmod(slot, self.per_segment)
+            held = self.segments.get(number)
+            if held is None or not held[0].laid[first]:
+                status[i] = MoveStatus.OK  # nothing is there: it will be laid out anew
+                continue
+            memory[0] = (slot * 37 + 11) % 251
+            memory[1] = 0
+            with contextlib.suppress(OSError):
+                offset = first * self.stride
+                done = self.io.write(held[0].fd, [memory[0]], offset)
+                done += self.io.read(held[0].fd, [memory[1]], offset)
+                if done == 2 * self.stride and (memory[0] == memory[1]).all():
+                    status[i] = MoveStatus.OK
+        return status
+
+    def withdraw(self, names: set[str]) -> set[int]:
+        """Volumes leave: their segments are removed. Numbers of the segments lost."""
+        with self.lock:
+            lost = {n for n, (_, volume) in self.segments.items() if volume.name in names}
+            for number in lost:
+                self.drop_segment(number)
+            self.volumes = [v for v in self.volumes if v.name not in names]
+        return lost
+
+    def add(self, volume: Volume) -> None:
+        """A volume joins; its folder was cleared by `recovery.clear`."""
+        with self.lock:
+            self.volumes.append(volume)
+
+    def close(self) -> None:
+        """Flush (durability async, sync) or sweep (none)."""
+        with self.lock:
+            for number, (segment, _) in list(self.segments.items()):
+                if self.durability == "none":
+                    self.drop_segment(number)
+                else:
+                    with contextlib.suppress(OSError):
+                        segment.flush()
+                    segment.close()
+            self.segments.clear()
+
+    # -- helpers ----------------------------------------------------------------------------
+
+    def _groups(
+        self, slots: Slots, wanted: NDArray[np.bool_]
+    ) -> Iterator[tuple[NDArray[np.intp], int, int]]:
+        """Runs of wanted pages that are neighbours in the batch and in one segment:
+        (indexes, segment, first slot)."""
+        indexes = np.flatnonzero(wanted)
+        if not indexes.size:
+            return
+        mine = slots[indexes].astype(np.int64)
+        cut = (
+            (np.diff(mine) != 1)
+            | (np.diff(indexes) != 1)
+            | (np.diff(mine // self.per_segment) != 0)
+        )
+        for part in np.split(indexes, np.flatnonzero(cut) + 1):
+            number, first = divmod(int(slots[part[0]]), self.per_segment)
+            yield part, number, first
+
+    def _split(self, first: int, count: int) -> Iterator[tuple[int, int, int]]:
+        while count:
+            number, start = divmod(first, self.per_segment)
+            length = min(count, self.per_segment - start)
+            yield number, start, length
+            first, count = first + length, count - length
+
+    def drop_segment(self, number: int) -> None:
+        segment, _ = self.segments.pop(number)
+        segment.close()
+        with contextlib.suppress(OSError):
+            segment.path.unlink()
+
+
+def _status_of(error: OSError) -> MoveStatus:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return MoveStatus.NO_SPACE
+    if error.errno == errno.EROFS:
+        return MoveStatus.READ_ONLY
+    return MoveStatus.IO_ERROR

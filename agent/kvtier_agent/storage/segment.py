@@ -1,0 +1,187 @@
+"""Segment files: fixed slots of one size, laid out before they are written.
+
+    slot:  header (4096) | payload (the arena's slot, a multiple of 4096)
+
+A header names everything needed to trust the payload on its own: key, parent, fingerprint of the
+geometry, length, depth, checksum and its algorithm, a sequence number (of two slots with the same
+key the higher one is newer) and a checksum of itself. A slot is written with one call, header and
+payload together; a torn write fails one of the checksums and is a miss.
+
+Neighbouring slots are written and read with one call for all of them, straight from and to the
+arena: its slots are page aligned, so O_DIRECT needs no bounce buffer for the payload.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import mmap
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvtier_agent.storage.checksum import ALGORITHM_XXH3_64, checksum
+from kvtier_agent.storage.fileio import IOV_MAX, FileIO
+
+HEADER_BYTES = 4096
+MAGIC = b"KVTIERSG"
+LAYOUT_VERSION = 1
+
+HEADER = np.dtype(
+    [
+        ("magic", "S8"),
+        ("version", "<u4"),
+        ("algorithm", "<u4"),
+        ("key", "u1", 16),
+        ("parent", "u1", 16),
+        ("fingerprint", "u1", 16),
+        ("length", "<u4"),
+        ("depth", "<u4"),
+        ("checksum", "<u8"),
+        ("sequence", "<u8"),
+        ("header_checksum", "<u8"),
+    ]
+)
+_COVERED = HEADER.itemsize - 8  # all but the header's own checksum
+
+
+def segment_name(number: int) -> str:
+    """The file name of a segment."""
+    return f"segment-{number:08d}.kv"
+
+
+@dataclass(frozen=True, slots=True)
+class PageStamp:
+    """What the header of each page of a batch says. Arrays of length n."""
+
+    keys: NDArray[np.uint8]
+    parents: NDArray[np.uint8]
+    depths: NDArray[np.uint32]
+    checksums: NDArray[np.uint64]
+
+
+class HeaderBlock:
+    """Page-aligned memory for `count` headers, 4096 bytes each."""
+
+    def __init__(self, count: int) -> None:
+        self._memory = mmap.mmap(-1, count * HEADER_BYTES)
+        self.bytes: NDArray[np.uint8] = np.frombuffer(self._memory, dtype=np.uint8).reshape(
+            count, HEADER_BYTES
+        )
+        self.fields: NDArray[Any] = np.ndarray(
+            (count,), dtype=HEADER, buffer=self._memory, strides=(HEADER_BYTES,)
+        )
+
+    def fill(self, stamp: PageStamp, fingerprint: bytes, length: int, sequence: int) -> None:
+        """Write headers for a batch; sequence numbers go up from `sequence`."""
+        count = len(stamp.keys)
+        fields = self.fields[:count]
+        fields["magic"] = MAGIC
+        fields["version"] = LAYOUT_VERSION
+        fields["algorithm"] = ALGORITHM_XXH3_64
+        fields["key"] = stamp.keys
+        fields["parent"] = stamp.parents
+        fields["fingerprint"] = np.frombuffer(fingerprint, dtype=np.uint8)
+        fields["length"] = length
+        fields["depth"] = stamp.depths
+        fields["checksum"] = stamp.checksums
+        fields["sequence"] = np.arange(sequence, sequence + count, dtype=np.uint64)
+        fields["header_checksum"] = self.own_checksums(count)
+
+    def own_checksums(self, count: int) -> NDArray[np.uint64]:
+        sums = (checksum(self.bytes[i, :_COVERED]) for i in range(count))
+        return np.fromiter(sums, dtype=np.uint64, count=count)
+
+    def valid(self, count: int, fingerprint: bytes, length: int) -> NDArray[np.bool_]:
+        """Which headers are whole, of this layout and of this geometry."""
+        fields = self.fields[:count]
+        good: NDArray[np.bool_] = (
+            (fields["magic"] == MAGIC)
+            & (fields["version"] == LAYOUT_VERSION)
+            & (fields["algorithm"] == ALGORITHM_XXH3_64)
+            & (fields["length"] == length)
+            & (fields["fingerprint"] == np.frombuffer(fingerprint, dtype=np.uint8)).all(axis=1)
+        )
+        if good.any():
+            good &= fields["header_checksum"] == self.own_checksums(count)
+        return good
+
+
+class Segment:
+    """One file of `slots` slots. Offsets in it are exact; who may use which slot is `L2`'s rule."""
+
+    def __init__(
+        self, path: Path, number: int, slots: int, slot_bytes: int, io: FileIO, *, create: bool
+    ) -> None:
+        """Opens (or creates) the file. `slot_bytes`: of the arena. Raises OSError."""
+        self.path = path
+        self.number = number
+        self.slots = slots
+        self.slot_bytes = slot_bytes
+        self.stride = HEADER_BYTES + slot_bytes
+        self._io = io
+        self.fd, self.direct = io.open(path, create=create, direct=True)
+        self.allocated = io.allocated(self.fd)
+        self.laid: NDArray[np.bool_] = np.zeros(slots, dtype=bool)
+
+    def lay_out(self, first: int, count: int) -> None:
+        """Give blocks to a run of slots. Raises OSError (ENOSPC)."""
+        try:
+            self._io.allocate(self.fd, first * self.stride, count * self.stride)
+            self.laid[first : first + count] = True
+        finally:
+            self.allocated = self._io.allocated(self.fd)
+
+    def punch(self, first: int, count: int) -> None:
+        """Give the blocks of a run of slots back."""
+        if self._io.punch(self.fd, first * self.stride, count * self.stride):
+            self.laid[first : first + count] = False
+        self.allocated = self._io.allocated(self.fd)
+
+    def write(self, first: int, headers: NDArray[np.uint8], rows: list[Any]) -> None:
+        """Write neighbouring slots from `first` on. Raises OSError, also for a short write."""
+        self._transfer(self._io.write, first, headers, rows, "write")
+
+    def read(self, first: int, headers: NDArray[np.uint8], rows: list[Any]) -> None:
+        """Read neighbouring slots from `first` on. Raises OSError, also for a short read."""
+        self._transfer(self._io.read, first, headers, rows, "read")
+
+    def _transfer(
+        self, call: Any, first: int, headers: NDArray[np.uint8], rows: list[Any], what: str
+    ) -> None:
+        step = IOV_MAX // 2
+        for start in range(0, len(rows), step):
+            part = rows[start : start + step]
+            buffers: list[Any] = []
+            for i, row in enumerate(part):
+                buffers += (headers[start + i], row)
+            offset = (first + start) * self.stride
+            try:
+                done = call(self.fd, buffers, offset)
+            except OSError as error:
+                if error.errno != errno.EINVAL or not self.direct:
+                    raise
+                self._leave_direct()
+                done = call(self.fd, buffers, offset)
+            if done != len(part) * self.stride:
+                raise OSError(
+                    5, f"short {what} of {done} instead of {len(part) * self.stride} bytes"
+                )
+
+    def _leave_direct(self) -> None:
+        """The file system took the flag but not the transfer: go on through the page cache."""
+        flags = fcntl.fcntl(self.fd, fcntl.F_GETFL)
+        fcntl.fcntl(self.fd, fcntl.F_SETFL, flags & ~os.O_DIRECT)
+        self.direct = False
+
+    def flush(self) -> None:
+        self._io.flush(self.fd)
+
+    def close(self) -> None:
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
