@@ -252,6 +252,36 @@ class AgentSettings(BaseSettings):
         ge=1,
         le=3600,
     )
+    max_clients: int = _knob(
+        256, "Clients per trust domain", unit="clients", group=_LIMITS, ge=1, le=10_000
+    )
+    max_keys: int = _knob(
+        65_536, "Pages that one call may name", unit="pages", group=_LIMITS, ge=1, le=1 << 20
+    )
+    max_pages: int = _knob(
+        1 << 24,
+        "Pages that a trust domain's page table may grow to, at 128 bytes each",
+        unit="pages",
+        group=_LIMITS,
+        ge=1024,
+        le=1 << 28,
+    )
+    write_queue: Bytes = _knob(
+        256 << 20,
+        "Bytes that may wait to be written to NVMe; near it the coldest pages of L1 are dropped",
+        unit="quantity",
+        group=_LIMITS,
+        ge=1 << 20,
+        le=64 << 30,
+    )
+    recompute_tokens_per_second: float = _knob(
+        20_000.0,
+        "Prefill speed assumed until an engine reports its own",
+        unit="tokens per second",
+        group=_COSTS,
+        ge=1,
+        le=1e9,
+    )
     stop_seconds: float = _knob(
         8.0,
         "How long an orderly stop may take before the process ends anyway",

@@ -21,6 +21,8 @@ import aiohttp
 from kubernetes.aio import client as kubernetes_client
 from kubernetes.aio import config as kubernetes_config
 
+from kvtier_agent.node.errors import ConfigurationError
+
 __all__ = ["ApiError", "ConfigurationError", "NodeApi", "Unreachable"]
 
 GROUP: Final = "kvtier.io"
@@ -36,10 +38,6 @@ MAX_WATCH_LINE_BYTES: Final = 8 << 20
 """Far above what the API server stores in one object (1.5 MiB)."""
 
 TOKEN_FILE: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount/token")
-
-
-class ConfigurationError(Exception):
-    """Credentials or address cannot be had; the message says what to give."""
 
 
 class Unreachable(Exception):

@@ -25,7 +25,7 @@ import os
 import signal
 import threading
 import time
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import structlog
 
@@ -33,11 +33,10 @@ from kvtier_agent import logs
 from kvtier_agent.cache.settings import CacheSettings
 from kvtier_agent.node import facts
 from kvtier_agent.node.board import StatusBoard
-from kvtier_agent.node.cluster import Cluster
 from kvtier_agent.node.control import Control
 from kvtier_agent.node.desired import Problem, Wanted
+from kvtier_agent.node.errors import ConfigurationError, StartError
 from kvtier_agent.node.facts import Device, Facts
-from kvtier_agent.node.kube import ConfigurationError
 from kvtier_agent.node.memory import Memory
 from kvtier_agent.node.places import PlaceError, Places, held_bytes
 from kvtier_agent.node.rooms import Rooms
@@ -50,16 +49,15 @@ from kvtier_agent.settings import AgentSettings
 from kvtier_agent.storage.core import Core, CoreError, CoreSettings
 from kvtier_agent.supervise import Supervisor
 
+if TYPE_CHECKING:
+    from kvtier_agent.node.cluster import Cluster
+
 __all__ = ["Agent", "StartError", "run"]
 
 CONTROL_STUCK_SECONDS: Final = 300.0
 """Backing a large arena with memory takes this long at worst (a terabyte at some GB/s)."""
 
 log = structlog.get_logger(__name__)
-
-
-class StartError(Exception):
-    """The agent cannot start as asked; one line that says what to do."""
 
 
 def run(settings: AgentSettings) -> int:
@@ -141,6 +139,8 @@ class Agent:
         if first is not None:
             self._start_alone(control, first)
         else:
+            from kvtier_agent.node.cluster import Cluster  # a second that the other case spares
+
             assert settings.node_name is not None
             self.cluster = Cluster(settings.node_name, settings.kubeconfig, control, board.status)
             self.cluster.check()
@@ -195,7 +195,7 @@ class Agent:
                     device=self._device.kind,
                     gid=domain.gid,
                     allow_root_filesystem=settings.allow_root_filesystem,
-                    cache=CacheSettings(lease_seconds=settings.lease_seconds),
+                    cache=self._cache_settings(),
                 ),
                 wake=loop.wake,
             )
@@ -213,9 +213,21 @@ class Agent:
                 "NVIDIA_VISIBLE_DEVICES), or run it with --device cpu"
             ) from e
 
+    def _cache_settings(self) -> CacheSettings:
+        settings = self.settings
+        return CacheSettings(
+            lease_seconds=settings.lease_seconds,
+            recompute_tokens_per_second=settings.recompute_tokens_per_second,
+            write_queue_bytes=settings.write_queue,
+            max_pages=settings.max_pages,
+        )
+
     def _server_settings(self) -> ServerSettings:
         return ServerSettings(
-            run_dir=self.settings.run_dir, lease_seconds=self.settings.lease_seconds
+            run_dir=self.settings.run_dir,
+            lease_seconds=self.settings.lease_seconds,
+            max_clients=self.settings.max_clients,
+            max_keys=self.settings.max_keys,
         )
 
     def _measure(self) -> Facts:
@@ -225,7 +237,8 @@ class Agent:
         volumes, broken = {}, {}
         for volume in settings.volume:
             try:
-                held = held_bytes(volume.path)
+                # Pages lie in <mount>/kvtier/<domain>/.
+                held = sum(held_bytes(volume.path / "kvtier" / d.name) for d in settings.domain)
                 volumes[volume.name] = facts.volume_facts(volume.path, held)
             except OSError as e:
                 broken[volume.name] = f"{volume.path}: {e.strerror}"

@@ -10,4 +10,7 @@ __all__ = ["reason_of"]
 
 
 def reason_of(error: CoreError) -> Reason:
-    return Reason.OutOfMemory
+    """The reason that the error carries; one that the API does not know is lack of memory, which
+    is what is left when no volume is to blame."""
+    said = str(getattr(error, "reason", ""))
+    return Reason[said] if said in Reason.__members__ else Reason.OutOfMemory
