@@ -143,8 +143,13 @@ def schema(model: type[ApiModel]) -> Json:
     root = _structural(full, definitions, defaults=True)
     properties = root["properties"]
     status = _structural(full["properties"]["status"], definitions, defaults=False)
+    properties["spec"]["description"] = model.model_fields["spec"].description
     properties |= _ROOT
-    properties["status"] = {**status, "default": {"observedGeneration": -1}}
+    status |= {
+        "description": model.model_fields["status"].description,
+        "default": {"observedGeneration": -1},
+    }
+    properties["status"] = status
     root["required"] = [name for name in root.get("required", []) if name != "metadata"]
     if not root["required"]:
         del root["required"]

@@ -46,7 +46,7 @@ class NodeSelector(ApiModel):
             unit="label key to label value",
             max_length=32,
         ),
-    ] = Field(default_factory=dict)
+    ] = Field(default={})
     match_expressions: Annotated[
         tuple[MatchExpression, ...],
         knob(

@@ -207,8 +207,7 @@ def _empty(kind: type[BaseModel], obj: object, path: str) -> Iterator[str]:
         key = field.alias or name
         value, here = obj.get(key), _join(path, key)
         if value is None:
-            optional = field.default is None and not field.is_required()
-            if key in obj and optional and field.default_factory is None:
+            if key in obj and field.default is None:
                 yield here
             continue
         model, is_list = _model_in(field.annotation)

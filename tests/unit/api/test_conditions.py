@@ -54,7 +54,7 @@ def test_times_are_rfc_3339_in_utc() -> None:
 @pytest.mark.parametrize("reason", list(Reason), ids=str)
 def test_every_reason_is_itself_and_says_what_to_do(reason: Reason) -> None:
     assert reason.name == reason.value == str(reason)
-    assert Reason(reason.value) is reason
+    assert Reason[reason.value] is reason
     assert reason.about.runbook.endswith((".", "?"))
     assert reason.about.message
     fields = {name for _, name, _, _ in string.Formatter().parse(reason.about.message) if name}

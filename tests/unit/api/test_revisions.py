@@ -62,7 +62,7 @@ def test_what_is_hashed_leads_back_to_the_same_revision(spec: dict[str, Any]) ->
 
 def test_lists_without_order_have_none() -> None:
     base: dict[str, Any] = {"valueDensity": {"model": "classic"}}
-    frozen = [
+    frozen: list[dict[str, Any]] = [
         {"name": "a", "maxSize": "1Gi", "pageKeys": ["0" * 32, "1" * 32]},
         {"name": "b", "maxSize": "1Gi"},
     ]
