@@ -34,6 +34,8 @@ KEEPER_SECONDS: Final = 0.2
 """How often the background thread looks for late answers and for a lost agent."""
 FIRST_BACKOFF_SECONDS: Final = 0.1
 LAST_BACKOFF_SECONDS: Final = 2.0
+PATIENT_SECONDS: Final = 10.0
+"""How long the keeper waits for a welcome: the agent may be laying out its tiers just then."""
 
 
 class Link:
@@ -60,7 +62,7 @@ class Link:
         self._raise = raise_errors
         self._begin()
         with contextlib.suppress(AgentError):
-            self._connect()
+            self._connect(timeout_seconds)
 
     def close(self) -> None:
         """Say goodbye and end the keeper. A second call does nothing."""
@@ -71,7 +73,7 @@ class Link:
                 connection.send(p.Bye(0))
                 connection.close()
         if self._keeper is not threading.current_thread():
-            self._keeper.join(self.timeout_seconds + 1)
+            self._keeper.join(0.5)  # it may be dialing; it ends by itself then
 
     def _begin(self) -> None:
         """Lock and keeper of this process (again after a fork)."""
@@ -81,12 +83,12 @@ class Link:
         self._keeper = threading.Thread(target=self._keep, name="kvtier-client", daemon=True)
         self._keeper.start()
 
-    def _connect(self) -> None:
+    def _connect(self, timeout_seconds: float) -> None:
         """One attempt, without the lock: calls meanwhile answer at once. Raises ``AgentError``."""
         try:
             connection = Connection(
                 self.path, self._geometry, name=self._name, probe=self._probe,
-                timeout_seconds=self.timeout_seconds,
+                timeout_seconds=timeout_seconds,
             )  # fmt: skip
         except AgentError as error:
             self._note(error)
@@ -145,7 +147,7 @@ class Link:
             wait = KEEPER_SECONDS
             try:
                 if self.connection is None:
-                    self._connect()
+                    self._connect(max(self.timeout_seconds, PATIENT_SECONDS))
                     backoff = FIRST_BACKOFF_SECONDS
                 else:
                     self._look_after()

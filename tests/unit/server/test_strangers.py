@@ -185,8 +185,9 @@ def test_too_many_keys_are_told_the_limit(
     try:
         welcome = raw.hello()
         assert isinstance(welcome, p.Welcome)
-        raw.lifeline(welcome).recv(16)
-        code, message = refused(raw.ask(p.Lookup(5), bytes(16 * 101)))
+        with raw.lifeline(welcome) as line:
+            line.recv(16)
+            code, message = refused(raw.ask(p.Lookup(5), bytes(16 * 101)))
         assert code == p.Code.TOO_MANY_KEYS
         assert "at most 100" in message
     finally:

@@ -14,10 +14,9 @@ import pytest
 from kvtier_agent.server.client import Client
 
 ATTACK = """
-import os, sys
+import os, socket, sys
 uid, gid = int(sys.argv[1]), int(sys.argv[1])
 os.setgroups([]); os.setgid(gid); os.setuid(uid)
-import socket
 for path in sys.argv[2:]:
     try:
         if path.endswith((".sock", ".life")):

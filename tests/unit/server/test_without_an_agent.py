@@ -104,6 +104,7 @@ def test_an_agent_that_hangs_is_a_miss_in_time_and_what_it_grants_late_goes_back
     process = start_agent()
     client = connect(process.socket(), timeout_seconds=0.3)
     pages, more = pages_of(1, 4), pages_of(2, 4)
+    assert client.wait_connected(10)
     assert client.put(pages.keys, pages.bytes).stored == 4
     process.process.send_signal(signal.SIGSTOP)
     try:
