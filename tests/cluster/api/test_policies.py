@@ -45,14 +45,18 @@ def refusal(kube: Kube, obj: dict[str, Any], how: str = "apply") -> str | None:
 
 
 @pytest.mark.parametrize("how", ["create", "apply"])
-@pytest.mark.parametrize("path", BAD, ids=lambda path: path.stem)
-def test_bad_policies_are_refused_with_the_same_sentence(kube: Kube, path: Path, how: str) -> None:
-    by, sentence = (line.partition(": ")[2] for line in path.read_text().splitlines()[1:3])
-    (document,) = manifest.read(path)
-    said = refusal(kube, document.obj, how)
-    assert said is not None
-    assert by == "schema" or sentence in said
-    assert sentence in {problem.message for problem in validate(document.obj)}
+def test_bad_policies_are_refused_with_the_same_sentence(kube: Kube, how: str) -> None:
+    """One test over all files: what a single one costs is the clean slate before it."""
+    assert len(BAD) >= 45
+    wrong = {}
+    for path in BAD:
+        by, sentence = (line.partition(": ")[2] for line in path.read_text().splitlines()[1:3])
+        (document,) = manifest.read(path)
+        said = refusal(kube, document.obj, how)
+        if said is None or (by == "rule" and sentence not in said):
+            wrong[path.name] = said
+        assert [problem.message for problem in validate(document.obj)] == [sentence], path.name
+    assert wrong == {}
 
 
 def test_kubectl_shows_the_sentence(kube: Kube) -> None:
