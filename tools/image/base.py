@@ -107,7 +107,7 @@ def _bootstrap(engine: Engine, name: str) -> None:
 
 
 def _mirror() -> tuple[str, ...]:
-    """Where this machine's own apt takes that Debian from, if it does; debootstrap has a default."""
+    """Where this machine's apt takes that Debian from, if it does; debootstrap has a default."""
     asked = subprocess.run(
         [
             "apt-get",

@@ -68,7 +68,7 @@ def build_environment(
     if bundle is not None and not bundle.is_file():
         bundle = None
     if bundle is not None:
-        variables |= {name: _CA for name in _BUNDLES}
+        variables |= dict.fromkeys(_BUNDLES, _CA)
     if host_cache:
         variables["UV_CACHE_DIR"] = _HOST_CACHE
     return variables, bundle
@@ -83,7 +83,7 @@ def uv_cache(environ: Mapping[str, str]) -> Path:
 
 
 def build(engine: Engine, base: str, target: str, *, tag: str = "dev") -> Built:
-    """Builds one target and says how big it is. Layers that did not change are taken as they are."""
+    """Builds one target and says how big it is. Unchanged layers are taken as they are."""
     began = time.monotonic()
     cache = uv_cache(os.environ)
     host_cache = engine.kind == "podman" and cache.is_dir()

@@ -35,7 +35,7 @@ def say(text: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """One way to call a container engine. `flags` go before the command, `limits` to build and run."""
+    """How to call a container engine. `flags` go before the command, `limits` to build and run."""
 
     kind: Literal["podman", "docker"]
     program: str
