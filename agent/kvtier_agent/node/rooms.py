@@ -13,7 +13,7 @@ from typing import Final
 
 from kvtier_api.node import TierStatus
 
-from kvtier_agent.cache.settings import Behaviour
+from kvtier_agent.cache.settings import Behaviour, Budgets
 from kvtier_agent.node.budgets import NodeBudgets, NotApplicableError
 from kvtier_agent.node.refusals import reason_of
 from kvtier_agent.node.revision import share_of
@@ -39,6 +39,7 @@ class Rooms:
         self._loop = loop
         self._cores = cores
         self._clock = clock
+        self._in_force: tuple[Behaviour, Budgets] | None = None
 
     def prepare(self, behaviour: Behaviour, budgets: NodeBudgets) -> None:
         share = share_of(budgets, len(self._cores))
@@ -53,8 +54,18 @@ class Rooms:
         share = share_of(budgets, len(self._cores))
 
         def on_cache_thread() -> None:
-            for core in self._cores.values():
-                core.reconfigure(self._clock(), behaviour, share)
+            now, done = self._clock(), list[Core]()
+            try:
+                for core in self._cores.values():
+                    core.reconfigure(now, behaviour, share)
+                    done.append(core)
+            except CoreError:
+                # All or none: memory that one domain could not have is no reason for two revisions.
+                if self._in_force is not None:
+                    for core in done:
+                        core.reconfigure(now, *self._in_force)
+                raise
+            self._in_force = (behaviour, share)
 
         try:
             self._loop.post(on_cache_thread).result(ANSWER_SECONDS)
