@@ -30,7 +30,7 @@ from kvtier_agent.cache.geometry import Geometry
 from kvtier_agent.replay import faults
 from kvtier_agent.replay.accounting import FLOPS_PARITY_TOKENS, Accounts, Totals
 from kvtier_agent.replay.content import Content
-from kvtier_agent.replay.engine import Engine, Spoil
+from kvtier_agent.replay.engine import FULL_SPEED_PATIENCE_SECONDS, Engine, Spoil
 from kvtier_agent.replay.errors import ReplayError
 from kvtier_agent.replay.keys import ChainKeys
 from kvtier_agent.replay.readings import Readings, read_agent
@@ -110,7 +110,12 @@ class _Run:
         self.plan = plan
         self.watcher = watcher
         self.total = len(trace.requests) * plan.copies
-        self.engine = Engine(client, Content(plan.page_bytes, plan.seed), trace.block_tokens)
+        self.engine = Engine(
+            client,
+            Content(plan.page_bytes, plan.seed),
+            trace.block_tokens,
+            patience_seconds=FULL_SPEED_PATIENCE_SECONDS if plan.speed is None else 0.0,
+        )
         self.accounts = Accounts(self.total, trace.block_tokens, plan.parity_tokens)
         self.random = np.random.default_rng(plan.seed)
         self.spoiler = _Spoiler(self.random)

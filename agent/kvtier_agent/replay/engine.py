@@ -9,10 +9,17 @@ there on the request "recomputes", which here means: makes the pages anew and pu
 Long prompts are loaded in groups of a few MiB: pages are pinned for as short as possible, and a
 tier smaller than one prompt still serves it. Puts come right after the loads; there is no time
 of computing between them unless the caller paces requests.
+
+An engine that is refused for want of space goes on; so does this one when it is paced. Without
+pace, minutes of traffic pass in a second and the moves between tiers, which would have had those
+minutes, have not. So a run at full speed may be patient: it offers refused pages again for a
+moment. The moment shrinks each time it was in vain, so that a cache which is really full costs no
+time.
 """
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -31,6 +38,11 @@ GROUP_BYTES = 8 << 20
 GROUP_PAGES = 512
 LOAD_DEADLINE_MILLISECONDS = 10_000
 """A replay waits long for L2 rather than count a slow drive as a miss."""
+
+FULL_SPEED_PATIENCE_SECONDS = 0.25
+_LEAST_PATIENCE_SECONDS = 0.002
+_FIRST_NAP_SECONDS = 0.001
+_LONGEST_NAP_SECONDS = 0.016
 
 Spoil = Callable[[npt.NDArray[np.uint8]], int]
 """Given loaded pages (n, page_bytes), overwrites some of them; returns how many. A self-test."""
@@ -63,12 +75,16 @@ class Engine:
         client: made with `raise_errors=True`, so that no answer is not taken for a miss.
         content: what pages hold.
         block_tokens: tokens of a full page.
+        patience_seconds: how long refused pages are offered again, 0 = not at all.
     """
 
-    def __init__(self, client: Client, content: Content, block_tokens: int) -> None:
+    def __init__(
+        self, client: Client, content: Content, block_tokens: int, patience_seconds: float = 0.0
+    ) -> None:
         self.client = client
         self.content = content
         self.block_tokens = block_tokens
+        self._most_patience = self._patience = patience_seconds
         self._group = max(1, min(GROUP_PAGES, GROUP_BYTES // content.page_bytes))
         self._buffer = np.empty((self._group, content.page_bytes), dtype=np.uint8)
 
@@ -128,22 +144,71 @@ class Engine:
     ) -> None:
         """Put the pages from `start` on, in order."""
         while start < len(keys):
-            group = keys[start : start + self._group]
-            end = start + len(group)
-            last = end == len(keys) and request.partial_last
-            pages = self._buffer[: len(group)]
-            self.content.fill(group, pages)
-            tokens = len(group) * self.block_tokens
-            result = self.client.put(
-                group,
-                pages,
-                depth=start * self.block_tokens,
-                tokens=tokens - self.block_tokens + request.last_tokens if last else tokens,
-                partial_last=last,
-                parent=keys[start - 1].tobytes() if start else root,
-            )
-            outcome.stored += result.stored
-            for code, count in zip(*np.unique(result.status, return_counts=True), strict=True):
+            end = min(start + self._group, len(keys))
+            pages = self._buffer[: end - start]
+            self.content.fill(keys[start:end], pages)
+            status = self._put(request, keys, root, start, pages).copy()
+            short = status == Stored.REFUSED_SPACE
+            if short.any() and self._most_patience:
+                # Space is refused from some page on: a chain with a hole is of no use.
+                first = int(np.argmax(short))
+                status[first:] = self._put_patiently(
+                    request, keys, root, start + first, pages[first:], status[first:]
+                )
+            outcome.stored += int(np.count_nonzero(status == Stored.STORED))
+            for code, count in zip(*np.unique(status, return_counts=True), strict=True):
                 if code not in (Stored.STORED, Stored.EXISTS):
                     outcome.refused[Stored(int(code)).name.lower()] += int(count)
             start = end
+
+    def _put(
+        self,
+        request: Request,
+        keys: KeyArray,
+        root: bytes,
+        start: int,
+        pages: npt.NDArray[np.uint8],
+    ) -> npt.NDArray[np.uint8]:
+        """Put `pages`, those of `keys` from `start` on; a status each."""
+        end = start + len(pages)
+        last = end == len(keys) and request.partial_last
+        tokens = len(pages) * self.block_tokens
+        return self.client.put(
+            keys[start:end],
+            pages,
+            depth=start * self.block_tokens,
+            tokens=tokens - self.block_tokens + request.last_tokens if last else tokens,
+            partial_last=last,
+            parent=keys[start - 1].tobytes() if start else root,
+        ).status
+
+    def _put_patiently(
+        self,
+        request: Request,
+        keys: KeyArray,
+        root: bytes,
+        start: int,
+        pages: npt.NDArray[np.uint8],
+        status: npt.NDArray[np.uint8],
+    ) -> npt.NDArray[np.uint8]:
+        """Offer pages again that were refused for want of space; the last status of each."""
+        final = status.copy()
+        done = 0
+        nap = _FIRST_NAP_SECONDS
+        end = time.monotonic() + self._patience
+        while done < len(pages) and time.monotonic() < end:
+            time.sleep(nap)
+            nap = min(2 * nap, _LONGEST_NAP_SECONDS)
+            again = self._put(request, keys, root, start + done, pages[done:])
+            short = again == Stored.REFUSED_SPACE
+            taken = int(np.argmax(short)) if short.any() else len(again)
+            # What was stored in an earlier round is there now: it keeps that status.
+            final[done:] = again
+            done += taken
+            if taken:
+                end = time.monotonic() + self._patience
+        in_vain = done < len(pages)
+        self._patience = (
+            max(_LEAST_PATIENCE_SECONDS, self._patience / 2) if in_vain else self._most_patience
+        )
+        return final
