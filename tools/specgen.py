@@ -55,7 +55,7 @@ _label_values = st.one_of(
     st.sampled_from(["", "h100", "a" * 63, "a b", "_x", "x_", "12:30", "H100-80GB"]),
     st.text("aZ0_.-", max_size=6),
 )
-_percent = st.integers(1, 99)
+_percent = st.integers(10, 99)
 _thresholds = st.integers(0, 3) | st.integers(0, 10**9)
 
 _hbm = _section({}, {"percentOfDevice": st.integers(1, 90), "size": sizes("16Gi", "1Mi", "16Ti")})

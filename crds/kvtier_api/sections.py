@@ -238,7 +238,7 @@ class Pressure(ApiModel):
         number(
             "Fill of L0 from which on thresholds tighten and a warning is given.",
             unit="percent of L0",
-            ge=1,
+            ge=10,
             le=99,
         ),
     ] = 90
@@ -247,7 +247,7 @@ class Pressure(ApiModel):
         number(
             "Fill of L0 from which on every page that is neither pinned nor frozen is demoted.",
             unit="percent of L0",
-            ge=2,
+            ge=11,
             le=100,
         ),
     ] = 95

@@ -7,20 +7,29 @@ the rules. ``parse`` is the lenient way in for objects that the API server has a
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from types import UnionType
-from typing import Annotated, Any, Final, TypeVar, Union, get_args, get_origin
+from typing import Any, Final, TypeVar
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from kvtier_api.meta import API_VERSION, ObjectMeta, OwnerReference
+from kvtier_api.meta import API_VERSION
 from kvtier_api.model import UNRULED, ApiModel
 from kvtier_api.node import KVTierNode
 from kvtier_api.policy import KVTierPolicy
+from kvtier_api.shape import empty, join, model_in, nearest, prune, unknown, unknown_fields
+
+__all__ = [
+    "KINDS",
+    "InvalidObject",
+    "Problem",
+    "broken_rules",
+    "parse",
+    "unknown_fields",
+    "validate",
+]
 
 M = TypeVar("M", bound=ApiModel)
 Kind = type[KVTierPolicy] | type[KVTierNode]
@@ -62,7 +71,7 @@ def validate(obj: object) -> list[Problem]:
     if kind is None:
         return problems
     problems = [*_metadata(obj.get("metadata")), *_unknown_problems(kind, obj)]
-    problems += [Problem(path, _EMPTY) for path in _empty(kind, obj, "")]
+    problems += [Problem(path, _EMPTY) for path in empty(kind, obj, "")]
     problems += _read(kind, prune(kind, obj))[1]
     return list(dict.fromkeys(problems))
 
@@ -98,11 +107,11 @@ def _sound_parts(kind: type[BaseModel], pruned: object, path: str) -> Iterator[P
     if not isinstance(pruned, Mapping) or not issubclass(kind, ApiModel):
         return
     for name, field in kind.model_fields.items():
-        part, is_list = _model_in(field.annotation)
+        part, is_list = model_in(field.annotation)
         key = field.alias or name
         if part is None or not issubclass(part, ApiModel) or key not in pruned:
             continue
-        value, here = pruned[key], _join(path, key)
+        value, here = pruned[key], join(path, key)
         whole = enumerate(value) if is_list and isinstance(value, list) else [(None, value)]
         for index, item in whole:
             at = here if index is None else f"{here}[{index}]"
@@ -117,10 +126,10 @@ def _sound_parts(kind: type[BaseModel], pruned: object, path: str) -> Iterator[P
 def broken_rules(model: ApiModel, path: str = "") -> Iterator[Problem]:
     """Rules that a parsed object breaks, its sections included."""
     for at, sentence in model.broken():
-        yield Problem(_join(path, at) if at else path, sentence)
+        yield Problem(join(path, at) if at else path, sentence)
     for name, field in type(model).model_fields.items():
         value = getattr(model, name)
-        here = _join(path, field.alias or name)
+        here = join(path, field.alias or name)
         if isinstance(value, ApiModel):
             yield from broken_rules(value, here)
         elif isinstance(value, tuple):
@@ -129,110 +138,11 @@ def broken_rules(model: ApiModel, path: str = "") -> Iterator[Problem]:
                     yield from broken_rules(item, f"{here}[{index}]")
 
 
-def unknown_fields(kind: type[BaseModel], obj: object) -> list[str]:
-    """Paths of the fields that ``kind`` does not know."""
-    return [path for path, _, _ in _unknown(kind, obj, "")]
-
-
-def prune(kind: type[BaseModel], obj: object) -> object:
-    """``obj`` without nulls and unknown fields, and 2.0 for a whole number as 2.
-
-    That is what the API server does to an object before its schema looks at it.
-    """
-    if not isinstance(obj, Mapping):
-        return obj
-    known = {field.alias or name: field.annotation for name, field in kind.model_fields.items()}
-    return {
-        key: _prune_value(known[key], value)
-        for key, value in obj.items()
-        if key in known and value is not None
-    }
-
-
-def _prune_value(annotation: Any, value: Any) -> Any:
-    model, is_list = _model_in(annotation)
-    if model is not None and is_list and isinstance(value, list):
-        return [prune(model, item) for item in value]
-    if model is not None and not is_list:
-        return prune(model, value)
-    if isinstance(value, float) and value.is_integer():
-        return int(value)
-    if isinstance(value, Mapping):
-        return {key: item for key, item in value.items() if item is not None}
-    return value
-
-
-def _model_in(annotation: Any) -> tuple[type[BaseModel] | None, bool]:
-    """The model that a field holds, and whether it holds a list of them."""
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return annotation, False
-    origin = get_origin(annotation)
-    if origin is Annotated:
-        return _model_in(get_args(annotation)[0])
-    if origin is tuple:
-        return _model_in(get_args(annotation)[0])[0], True
-    if origin in (Union, UnionType):
-        for arm in get_args(annotation):
-            found = _model_in(arm)
-            if found[0] is not None:
-                return found
-    return None, False
-
-
-def _unknown(kind: type[BaseModel], obj: object, path: str) -> Iterator[tuple[str, str, list[str]]]:
-    if not isinstance(obj, Mapping) or kind in (ObjectMeta, OwnerReference):
-        return
-    known = {field.alias or name: field.annotation for name, field in kind.model_fields.items()}
-    known |= {field.alias or name: None for name, field in kind.model_computed_fields.items()}
-    for key, value in obj.items():
-        here = _join(path, str(key))
-        if key not in known:
-            yield here, str(key), list(known)
-            continue
-        model, is_list = _model_in(known[key])
-        if model is None:
-            continue
-        if is_list:
-            for index, item in enumerate(value if isinstance(value, list) else ()):
-                yield from _unknown(model, item, f"{here}[{index}]")
-        else:
-            yield from _unknown(model, value, here)
-
-
-def _empty(kind: type[BaseModel], obj: object, path: str) -> Iterator[str]:
-    """Paths that are written but null where no default takes their place."""
-    if not isinstance(obj, Mapping) or kind is ObjectMeta:
-        return
-    for name, field in kind.model_fields.items():
-        key = field.alias or name
-        value, here = obj.get(key), _join(path, key)
-        if value is None:
-            if key in obj and field.default is None:
-                yield here
-            continue
-        model, is_list = _model_in(field.annotation)
-        if model is None:
-            if isinstance(value, Mapping):
-                yield from (_join(here, str(k)) for k, item in value.items() if item is None)
-        elif not is_list:
-            yield from _empty(model, value, here)
-        elif isinstance(value, list):
-            for index, item in enumerate(value):
-                yield from _empty(model, item, f"{here}[{index}]")
-
-
 def _unknown_problems(kind: type[BaseModel], obj: object) -> Iterator[Problem]:
-    for path, name, known in _unknown(kind, obj, ""):
-        near = _nearest(name, known)
+    for path, name, known in unknown(kind, obj, ""):
+        near = nearest(name, known)
         hint = f"did you mean {near}?" if near else f"known here: {', '.join(sorted(known))}"
         yield Problem(path, f"unknown field, {hint}")
-
-
-def _nearest(name: str, known: list[str]) -> str | None:
-    by_lower = {k.lower(): k for k in known}
-    plain = name.lower().replace("_", "").replace("-", "")
-    found = difflib.get_close_matches(plain, by_lower, n=1, cutoff=0.6)
-    return by_lower[found[0]] if found else None
 
 
 def _kind(obj: Mapping[str, Any]) -> tuple[Kind | None, list[Problem]]:
@@ -251,7 +161,7 @@ def _metadata(metadata: object) -> Iterator[Problem]:
         return
     for key in metadata:
         if key not in _META_FIELDS:
-            near = _nearest(str(key), sorted(_META_FIELDS))
+            near = nearest(str(key), sorted(_META_FIELDS))
             hint = f", did you mean {near}?" if near else ""
             yield Problem(f"metadata.{key}", f"unknown field{hint}")
     name = metadata.get("name")
@@ -269,7 +179,7 @@ def _metadata(metadata: object) -> Iterator[Problem]:
 def _from_pydantic(error: ErrorDetails) -> Problem:
     path = ""
     for part in error["loc"]:
-        path = f"{path}[{part}]" if isinstance(part, int) else _join(path, str(part))
+        path = f"{path}[{part}]" if isinstance(part, int) else join(path, str(part))
     if path.endswith(".[key]"):
         path = path.removesuffix(".[key]")
     return Problem(path, _sentence(error))
@@ -309,7 +219,3 @@ def _sentence(error: ErrorDetails) -> str:
             return f"must look like {ctx['pattern']}"
         case _:
             return error["msg"]
-
-
-def _join(path: str, name: str) -> str:
-    return f"{path}.{name}" if path else name

@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kvtier_api import KVTierPolicy, Problem, rules, validate
 from kvtier_api.model import UNRULED
-from kvtier_api.validate import InvalidObject, broken_rules, prune, unknown_fields
+from kvtier_api.shape import prune, unknown_fields
+from kvtier_api.validate import InvalidObject, broken_rules
 from specgen import policy, specs, valid_specs
 
 MINIMAL: dict[str, Any] = {"valueDensity": {"model": "classic"}}
