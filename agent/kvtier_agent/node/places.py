@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
 
-__all__ = ["PlaceError", "Places", "held_bytes"]
+__all__ = ["PlaceError", "Places", "arena_folder", "held_bytes"]
 
 
 class PlaceError(Exception):
@@ -38,10 +38,7 @@ class Places:
                 f"shared-memory folder {shm_dir} does not exist; mount a tmpfs there or choose "
                 "another with --shm-dir"
             )
-        # Named after the run folder, so that several agents on one machine share nothing, and one
-        # that was killed leaves what its successor finds and clears.
-        name = blake2b(os.fsencode(run_dir.resolve()), digest_size=6).hexdigest()
-        arenas = shm_dir / f"kvtier-{name}"
+        arenas = arena_folder(shm_dir, run_dir)
         _make(arenas, "shared-memory folder", "--shm-dir", 0o755)
         return cls(state_dir, arenas, lock)
 
@@ -50,6 +47,14 @@ class Places:
         with contextlib.suppress(OSError):  # it may hold what outlives the process on purpose
             self.arenas.rmdir()
         os.close(self._lock)
+
+
+def arena_folder(shm_dir: Path, run_dir: Path) -> Path:
+    """This agent's folder in shared memory. Named after the run folder, so that several agents on
+    one machine share nothing, and one that was killed leaves what its successor finds and clears.
+    """
+    name = blake2b(os.fsencode(run_dir.resolve()), digest_size=6).hexdigest()
+    return shm_dir / f"kvtier-{name}"
 
 
 def held_bytes(folder: Path) -> int:

@@ -30,7 +30,10 @@ def behaviour_of(spec: RevisionSpec, *, admitting: bool = True) -> Behaviour:
         demote_percent=spec.pressure.demote_percent,
         transfer_bytes=spec.page.transfer_size.bytes,
         slo_seconds=NO_OBJECTIVE_SECONDS if objective is None else objective / 1000.0,
-        frozen=tuple(FrozenPrefix(f.name, f.max_size.bytes) for f in spec.frozen_prefixes),
+        frozen=tuple(
+            FrozenPrefix(f.name, f.max_size.bytes, tuple(map(bytes.fromhex, f.page_keys)))
+            for f in spec.frozen_prefixes
+        ),
         durability=spec.durability,
         admitting=admitting,
     )
