@@ -1,0 +1,291 @@
+"""A real operator process against the real API server, under exactly the rights it is given, and
+agents that are played by a thread."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from controlplane.testing import Kube
+
+NAMESPACE = "kvtier-system"
+USER = "system:serviceaccount:kvtier-system:kvtier-operator"
+KVTIER = Path(sys.executable).parent / "kvtier"
+
+CLUSTER_RULES: list[dict[str, list[str]]] = [
+    {"apiGroups": ["kvtier.io"], "resources": ["kvtierpolicies"], "verbs": ["list", "watch"]},
+    {"apiGroups": ["kvtier.io"], "resources": ["kvtierpolicies/status"], "verbs": ["patch"]},
+    {
+        "apiGroups": ["kvtier.io"],
+        "resources": ["kvtiernodes"],
+        "verbs": ["list", "watch", "create", "patch", "delete"],
+    },
+    {"apiGroups": [""], "resources": ["nodes"], "verbs": ["list", "watch"]},
+]
+OWN_RULES: list[dict[str, list[str]]] = [
+    {
+        "apiGroups": ["apps"],
+        "resources": ["controllerrevisions"],
+        "verbs": ["get", "list", "create", "delete"],
+    }
+]
+EVENT_RULES: list[dict[str, list[str]]] = [
+    {"apiGroups": ["events.k8s.io"], "resources": ["events"], "verbs": ["create"]}
+]
+
+
+def grant(kube: Kube) -> None:
+    """The operator's rights: nothing else is open to it."""
+    kube.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}})
+    rbac, subjects = "rbac.authorization.k8s.io", [{"kind": "User", "name": USER}]
+    grants = [("ClusterRole", "", CLUSTER_RULES), ("Role", NAMESPACE, OWN_RULES)]
+    for kind, namespace, rules in [*grants, ("Role", "default", EVENT_RULES)]:
+        meta = {"name": "kvtier-operator", **({"namespace": namespace} if namespace else {})}
+        role = {"apiVersion": f"{rbac}/v1", "kind": kind, "metadata": meta, "rules": rules}
+        binding = {
+            "apiVersion": f"{rbac}/v1",
+            "kind": f"{kind}Binding",
+            "metadata": meta,
+            "roleRef": {"apiGroup": rbac, "kind": kind, "name": "kvtier-operator"},
+            "subjects": subjects,
+        }
+        kube.apply(role, binding)
+
+
+class OperatorProcess:
+    """``kvtier operator``, to be started, killed and started again."""
+
+    def __init__(self, kubeconfig: Path, log: Path, settings: tuple[str, ...]) -> None:
+        self.log = log
+        self._command = [
+            *(str(KVTIER), "operator", "--kubeconfig", str(kubeconfig)),
+            *("--http", "127.0.0.1:0", *settings),
+        ]
+        self.process: subprocess.Popen[bytes] | None = None
+        self._logged = 0
+
+    def start(self) -> None:
+        assert self.process is None
+        self._logged = self.log.stat().st_size if self.log.exists() else 0
+        with self.log.open("ab") as out:
+            self.process = subprocess.Popen(self._command, stderr=out)
+
+    def kill(self) -> None:
+        """SIGKILL: no chance to finish anything."""
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait(10)
+            self.process = None
+
+    def terminate(self) -> int:
+        """SIGTERM, as the kubelet does; its exit status."""
+        assert self.process is not None
+        self.process.send_signal(signal.SIGTERM)
+        status = self.process.wait(20)
+        self.process = None
+        return status
+
+    def lines(self) -> list[dict[str, Any]]:
+        """What this life has logged."""
+        if not self.log.exists():
+            return []
+        with self.log.open("rb") as handle:
+            handle.seek(self._logged)
+            return [json.loads(line) for line in handle if line.startswith(b"{")]
+
+    def said(self, event: str) -> bool:
+        return any(line["event"] == event for line in self.lines())
+
+    def probe(self, path: str) -> tuple[int, str]:
+        """(HTTP status, body)."""
+        address = next(line["http"] for line in self.lines() if line["event"] == "started")
+        try:
+            with urllib.request.urlopen(f"http://{address}{path}", timeout=5) as answer:
+                return answer.status, answer.read().decode()
+        except urllib.error.HTTPError as e:
+            return e.code, e.read().decode()
+
+
+@pytest.fixture
+def operator(kube: Kube, tmp_path: Path) -> Iterator[Callable[..., OperatorProcess]]:
+    """``operator("--flag", "value")``: a started process that has listed everything."""
+    grant(kube)
+    kubeconfig = kube.plane.user_kubeconfig(USER)
+    made: list[OperatorProcess] = []
+
+    def start(*settings: str, wait: bool = True) -> OperatorProcess:
+        process = OperatorProcess(kubeconfig, tmp_path / f"operator-{len(made)}.log", settings)
+        process.start()
+        made.append(process)
+        if wait:
+            kube.eventually(lambda: process.said("synced"), what="synced", timeout=30)
+        return process
+
+    yield start
+    for process in made:
+        process.kill()
+
+
+class Agents:
+    """Plays the agent of every node: says that what it was told is in force, once."""
+
+    def __init__(self, kube: Kube) -> None:
+        self._kube = kube
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+        self.refusing: set[str] = set()
+        """Nodes whose agent says that it cannot apply the revision."""
+
+    def report(self) -> int:
+        """One round; how many had something to say."""
+        reports = 0
+        for raw in self._kube.list("kvtiernodes"):
+            name, spec, status = raw["metadata"]["name"], raw["spec"], raw.get("status", {})
+            if status.get("observedGeneration") == raw["metadata"]["generation"]:
+                continue
+            told = spec.get("stable", {}).get("revision", "")
+            now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+            refuses = name in self.refusing
+            conditions = [
+                ("Ready", "True" if told else "False", "InForce" if told else "NoPolicy", ""),
+                (
+                    "Stalled",
+                    "True" if refuses else "False",
+                    "VolumeUnknown" if refuses else "Applied",
+                    "volume data9 is not mapped on this node" if refuses else "",
+                ),
+            ]
+            self._kube.apply_status(
+                {
+                    "apiVersion": "kvtier.io/v1alpha1",
+                    "kind": "KVTierNode",
+                    "metadata": {"name": name},
+                    "status": {
+                        "observedGeneration": raw["metadata"]["generation"],
+                        "lastReportTime": now,
+                        "revision": status.get("revision", "") if refuses else told,
+                        "conditions": [
+                            {
+                                "type": type_,
+                                "status": value,
+                                "reason": reason,
+                                "message": message,
+                                "lastTransitionTime": now,
+                            }
+                            for type_, value, reason, message in conditions
+                        ],
+                    },
+                }
+            )
+            reports += 1
+        return reports
+
+    def start(self) -> None:
+        def loop() -> None:
+            while not self._stop.wait(0.1):
+                try:
+                    self.report()
+                except Exception:  # the API server may be away, objects may go meanwhile
+                    continue
+
+        self._thread = threading.Thread(target=loop, daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join(10)
+
+
+@pytest.fixture
+def agents(kube: Kube) -> Iterator[Agents]:
+    """Started agents on every node that has a KVTierNode."""
+    playing = Agents(Kube(kube.plane))
+    playing.start()
+    yield playing
+    playing.stop()
+
+
+@pytest.fixture
+def add_nodes(kube: Kube) -> Callable[..., None]:
+    """``add_nodes("a", "b", gpu="x")``."""
+
+    def add(*names: str, **labels: str) -> None:
+        for name in names:
+            meta = {"name": name, "labels": labels}
+            kube.apply({"apiVersion": "v1", "kind": "Node", "metadata": meta})
+
+    return add
+
+
+@pytest.fixture
+def apply_policy(kube: Kube) -> Callable[..., dict[str, Any]]:
+    """``apply_policy(name, gpu="x", priority=.., page=..)``: by server-side apply, as kubectl."""
+
+    def apply(name: str, *, gpu: str | None = None, **spec: Any) -> dict[str, Any]:
+        selector = {"matchLabels": {"gpu": gpu}} if gpu else {}
+        (answer,) = kube.apply(
+            {
+                "apiVersion": "kvtier.io/v1alpha1",
+                "kind": "KVTierPolicy",
+                "metadata": {"name": name},
+                "spec": {
+                    "nodeSelector": selector,
+                    "valueDensity": {"model": "classic"},
+                    **spec,
+                },
+            }
+        )
+        return answer
+
+    return apply
+
+
+@pytest.fixture
+def ready_reason(kube: Kube) -> Callable[[str], tuple[str, str] | None]:
+    """``ready_reason(policy)``: (status, reason) of Ready for the present generation, or None."""
+
+    def read(name: str) -> tuple[str, str] | None:
+        raw = kube.get("kvtierpolicies", name)
+        status = raw.get("status", {})
+        if status.get("observedGeneration") != raw["metadata"]["generation"]:
+            return None
+        for condition in status.get("conditions", ()):
+            if condition["type"] == "Ready":
+                return condition["status"], condition["reason"]
+        return None
+
+    return read
+
+
+@pytest.fixture
+def writes(kube: Kube) -> Callable[[], Callable[[], list[tuple[str, str]]]]:
+    """``since = writes()`` and later ``since()``: (verb, resource/subresource) of the operator's
+    writes in between, by the API server's own audit log."""
+
+    def begin() -> Callable[[], list[tuple[str, str]]]:
+        mark = kube.plane.audit_log.stat().st_size
+
+        def found() -> list[tuple[str, str]]:
+            out = []
+            for event in kube.plane.audit_events(mark):
+                if event["user"]["username"] != USER:
+                    continue
+                ref = event.get("objectRef", {})
+                sub = ref.get("subresource")
+                out.append((event["verb"], f"{ref['resource']}/{sub}" if sub else ref["resource"]))
+            return out
+
+        return found
+
+    return begin
