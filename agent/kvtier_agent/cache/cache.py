@@ -203,10 +203,10 @@ class Cache:
         """Pin pages for a client. Pages behind the first miss are misses too (a prefix with a hole
         is of no use). `deadline`: seconds on the clock of `now`; `frozen`: as in `reserve`."""
         ticket = self.loads.load(now, client, keys, deadline)
-        number = self.shelves.frozen.id_of(frozen)
-        if number:
-            rows = self.table.lookup(keys)
-            self.puts.freeze(now, number, rows[ticket.tier != MISS])
+        prefixes = self.shelves.frozen.numbers(frozen, keys)
+        if prefixes is not None:
+            hit = ticket.tier != MISS
+            self.puts.freeze(now, prefixes[hit], self.table.lookup(keys)[hit])
         return ticket
 
     def record_misses(self, pages: int, tokens: int) -> None:

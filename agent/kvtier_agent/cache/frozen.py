@@ -1,11 +1,12 @@
 """Frozen prefixes: which pages are exempt, and the byte budget of each prefix.
 
-A request names a frozen prefix when it puts or loads pages. Up to the prefix's `max_bytes` its
-pages are *exempt*: no threshold applies and they are not evicted out of L0 (in shape `engine`,
-where L0 is the engine's, not out of L1). Pages past the budget are ordinary, and `snapshot` says
-how many. First come, first exempt; a budget that shrinks lets the deepest pages go first, one that
-grows takes the shallowest in. An exempt page that had to start in L1 is promoted as soon as L0 has
-room, without regard to the cool-down.
+A page belongs to a frozen prefix when the request that puts or loads it names the prefix, or else
+when the policy lists the page's key (of two prefixes that list it, the first). Up to the prefix's
+`max_bytes` its pages are *exempt*: no threshold applies and they are not evicted out of L0 (in
+shape `engine`, where L0 is the engine's, not out of L1). Pages past the budget are ordinary, and
+`snapshot` says how many. First come, first exempt; a budget that shrinks lets the deepest pages go
+first, one that grows takes the shallowest in. An exempt page that had to start in L1 is promoted as
+soon as L0 has room, without regard to the cool-down.
 """
 
 from __future__ import annotations
@@ -13,9 +14,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
+from kvtier_agent.cache.identity import KEY_BYTES, KeyArray
 from kvtier_agent.cache.page_table import PageTable
-from kvtier_agent.cache.record import Flag, Rows, State
+from kvtier_agent.cache.record import NO_ROW, Flag, Rows, State
 from kvtier_agent.cache.results import FrozenSnapshot
 from kvtier_agent.cache.settings import FrozenPrefix
 
@@ -35,6 +38,7 @@ class FrozenBook:
     def __init__(self) -> None:
         self._ids: dict[str, int] = {}
         self._prefixes: dict[int, _Prefix] = {}
+        self._by_key: dict[bytes, int] = {}
         self.waiting = False
         """There may be exempt pages in L1 (set whenever pages become exempt)."""
 
@@ -42,6 +46,18 @@ class FrozenBook:
         """0 for a prefix that the policy does not list."""
         number = self._ids.get(name or "", 0)
         return number if number and self._prefixes[number].listed else 0
+
+    def numbers(self, name: str | None, keys: KeyArray) -> NDArray[np.uint16] | None:
+        """The prefix of each key: the one that the request names, else the one that lists the
+        key, else 0. None where no key has any."""
+        named = self.id_of(name)
+        if named:
+            return np.full(len(keys), named, dtype=np.uint16)
+        if not self._by_key:
+            return None
+        raw, listed = keys.tobytes(), self._by_key
+        found = [listed.get(raw[i : i + KEY_BYTES], 0) for i in range(0, len(raw), KEY_BYTES)]
+        return np.array(found, dtype=np.uint16) if any(found) else None
 
     def configure(
         self, listed: tuple[FrozenPrefix, ...], slot_bytes: int, table: PageTable
@@ -57,6 +73,10 @@ class FrozenBook:
             prefix.listed = True
             prefix.max_bytes = entry.max_bytes
             prefix.max_pages = entry.max_bytes // slot_bytes
+        self._by_key = {
+            key: self._ids[entry.name] for entry in reversed(listed) for key in entry.page_keys
+        }
+        self._claim_listed(table)
         self.waiting = True
         rows = table.live_rows()
         rows = rows[table.frozen[rows] != 0]
@@ -70,6 +90,18 @@ class FrozenBook:
             prefix.ordinary = len(mine) - prefix.exempt
         ordinary: Rows = rows[was & ~table.has(rows, Flag.EXEMPT)]
         return ordinary
+
+    def _claim_listed(self, table: PageTable) -> None:
+        """Pages that were held before their key was listed; `configure` counts them."""
+        if not self._by_key:
+            return
+        keys = np.frombuffer(b"".join(self._by_key), dtype=np.uint8).reshape(-1, KEY_BYTES)
+        rows = table.lookup(keys)
+        there = rows != NO_ROW
+        rows = rows[there]
+        free = (table.frozen[rows] == 0) & ~table.has(rows, Flag.PARTIAL)
+        numbers = np.fromiter(self._by_key.values(), dtype=np.uint16, count=len(self._by_key))
+        table.frozen[rows[free]] = numbers[there][free]
 
     def room(self, number: int) -> int:
         """Pages of the prefix that may still become exempt."""

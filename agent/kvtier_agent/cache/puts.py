@@ -61,9 +61,10 @@ class Puts:
         busy = np.zeros(count, dtype=bool)
         busy[~absent] = table.state[rows[~absent]] == State.WRITING
         status[busy] = PutStatus.BUSY
-        prefix = self.shelves.frozen.id_of(frozen)
-        if prefix:
-            self.freeze(now, prefix, rows[~absent & ~busy])
+        prefixes = self.shelves.frozen.numbers(frozen, keys)
+        if prefixes is not None:
+            held = ~absent & ~busy
+            self.freeze(now, prefixes[held], rows[held])
         fresh = np.flatnonzero(absent)
         if fresh.size:
             _, firsts = np.unique(pairs[fresh], axis=0, return_index=True)
@@ -72,7 +73,7 @@ class Puts:
                 status[again] = PutStatus.BUSY
                 fresh = np.sort(fresh[firsts])
             chain = (as_u64_pairs(np.frombuffer(parent, dtype=np.uint8)), depth, partial_last)
-            self._admit(now, client, pairs, rows, fresh, chain, prefix, result)
+            self._admit(now, client, pairs, rows, fresh, chain, prefixes, result)
         counters = self.shelves.counters
         counts = np.bincount(status, minlength=6)
         counters.offered += int(counts[PutStatus.OFFERED])
@@ -90,7 +91,7 @@ class Puts:
         rows: Rows,
         fresh: NDArray[np.intp],
         chain: tuple[U64, int, bool],
-        prefix: int,
+        prefixes: NDArray[np.uint16] | None,
         result: PutResult,
     ) -> None:
         """Give slots to the absent pages `fresh` (indexes into the chain). `rows` is completed."""
@@ -104,9 +105,11 @@ class Puts:
         partial = np.zeros(fresh.size, dtype=bool)
         partial[-1] = partial_last and fresh[-1] == len(status) - 1
         exempt = np.zeros(fresh.size, dtype=bool)
-        if prefix:
-            exempt[: shelves.frozen.room(prefix)] = True
-            exempt &= ~partial
+        if prefixes is not None:
+            own = prefixes[fresh]
+            for number in np.unique(own[own > 0]).tolist():
+                mine_first = np.flatnonzero((own == number) & ~partial)
+                exempt[mine_first[: shelves.frozen.room(number)]] = True
         ancestor = rows[fresh[0] - 1] if fresh[0] else table.find(parent)[0]
         chance = worth.prior
         if ancestor != NO_ROW:
@@ -162,8 +165,10 @@ class Puts:
             shelves.own(mine[here], level, slots[here])
         table.set_state(mine, State.WRITING)
         table.raise_flag(mine[partial[placed]], Flag.PARTIAL)
-        if prefix:
-            shelves.frozen.add(prefix, mine[~partial[placed]], table)
+        if prefixes is not None:
+            own = np.where(partial[placed], 0, prefixes[where])
+            for number in np.unique(own[own > 0]).tolist():
+                shelves.frozen.add(number, mine[own == number], table)
         self.recent.admitted(density[placed][(tier[placed] == 0) & ~exempt[placed]])
         self.book.reserve(now, client, mine, shelves.stamp(mine))
         status[where] = PutStatus.OFFERED
@@ -237,10 +242,12 @@ class Puts:
             self.shelves.counters.aborted += rows.size
             self.shelves.forget(rows)
 
-    def freeze(self, now: float, prefix: int, rows: Rows) -> None:
-        """Pages that are held already and now asked for under a frozen prefix."""
+    def freeze(self, now: float, prefixes: NDArray[np.uint16], rows: Rows) -> None:
+        """Pages that are held already and belong to a frozen prefix (0: to none)."""
         table = self.shelves.table
-        rows = rows[(table.frozen[rows] == 0) & ~table.has(rows, Flag.PARTIAL)]
-        if rows.size:
-            self.shelves.frozen.add(prefix, rows, table)
-            self.traffic.promote(now, rows[table.has(rows, Flag.EXEMPT)])
+        new = (prefixes > 0) & (table.frozen[rows] == 0) & ~table.has(rows, Flag.PARTIAL)
+        rows, prefixes = rows[new], prefixes[new]
+        for number in np.unique(prefixes).tolist():
+            mine = rows[prefixes == number]
+            self.shelves.frozen.add(number, mine, table)
+            self.traffic.promote(now, mine[table.has(mine, Flag.EXEMPT)])

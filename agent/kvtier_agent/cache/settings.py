@@ -24,10 +24,12 @@ def _bounds(owner: object, name: str, low: float, high: float) -> None:
 
 @dataclass(frozen=True, slots=True)
 class FrozenPrefix:
-    """A named prefix that stays in L0, up to `max_bytes` (default 2 GiB); requests name it."""
+    """A named prefix that stays in L0, up to `max_bytes` (default 2 GiB). Requests name it, or
+    its pages are listed by key (16 bytes each)."""
 
     name: str
     max_bytes: int = 2 * GIB
+    page_keys: tuple[bytes, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
