@@ -216,7 +216,7 @@ def _go_build(tool: Tool, binary: Path, log: Log) -> None:
     label = f"{tool.name} {tool.version}"
     command = [
         *(_go(tool), "build", "-mod=readonly", "-trimpath"),
-        *("-ldflags", tool.ldflags, "-o", str(binary), tool.package),
+        *("-tags", tool.tags, "-ldflags", tool.ldflags, "-o", str(binary), tool.package),
     ]
     started = time.monotonic()
     log(f"{label}: building (once; the result is kept in {cache_root()})")
