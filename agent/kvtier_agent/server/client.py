@@ -39,7 +39,7 @@ from kvtier_agent.server.connection import (
 )
 from kvtier_agent.server.lease import Lease, Reservation
 from kvtier_agent.server.link import Link
-from kvtier_agent.server.mapping import as_keys, rows_of
+from kvtier_agent.server.mapping import UnmappedError, as_keys, rows_of
 
 
 class Client:
@@ -186,6 +186,9 @@ class Client:
                 reservation.fill(source)
             else:
                 reservation.write_rows(rows)
+        except UnmappedError:
+            reservation.outgrown()
+            return PutResult(reservation.commit())
         except BaseException:
             reservation.abort()
             raise

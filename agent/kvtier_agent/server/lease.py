@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from kvtier_agent.cache.results import PutStatus
 from kvtier_agent.server import protocol as p
-from kvtier_agent.server.mapping import Mapped, checksum
+from kvtier_agent.server.mapping import Mapped, UnmappedError, checksum
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -77,9 +77,13 @@ class Lease:
             mine = np.flatnonzero((self.tier != p.MISS) & (self._arena == number) & ~self._bad)
             if not mine.size:
                 continue
-            sums = arena.read(
-                self._offset[mine].tolist(), self.page_bytes, target, places[mine].tolist()
-            )
+            try:
+                sums = arena.read(
+                    self._offset[mine].tolist(), self.page_bytes, target, places[mine].tolist()
+                )
+            except UnmappedError:
+                self._link.outgrown(self._connection)
+                continue
             matches = np.array(sums, np.uint64) == self._checksum[mine]
             good[mine] = matches
             self._bad[mine[~matches]] = True
@@ -197,6 +201,10 @@ class Reservation:
         if checksums is not None:
             self._sums = np.ascontiguousarray(checksums, "<u8")
         return self._link.commit(connection, self.status, self.offered, self._keys, self._sums)
+
+    def outgrown(self) -> None:
+        """The slots lie in memory that this connection does not map: the pages are lost."""
+        self._link.outgrown(self._connection)
 
     def abort(self) -> None:
         """Give the slots back unwritten; nothing happens after ``commit`` or a second call."""

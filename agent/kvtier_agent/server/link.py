@@ -161,6 +161,13 @@ class Link:
                 self._note(AgentGoneError("the agent is gone"))
                 self._drop()
 
+    def outgrown(self, connection: Connection | None) -> None:
+        """The agent has memory that this connection does not map: connect anew."""
+        with self._lock:
+            if connection is not None and connection is self.connection:
+                self._note(AgentGoneError("the agent's arenas grew; connecting anew"))
+                self._drop()
+
     def end_lease(self, connection: Connection, lease: int, bad: NDArray[Any]) -> None:
         self.counters.bad_pages += len(bad)
         with self._lock:

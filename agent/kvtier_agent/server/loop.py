@@ -216,6 +216,7 @@ class CacheLoop:
             self._watch, self._unwatch, self._clock, self._tracing, self._version,
         )  # fmt: skip
         domain.core.on_outcome = channel.observe
+        self._run_dir.show_table(domain.name, domain.core.settings.table_path)
         self._channels[domain.name] = channel
         self._poller.register(channel.socket, zmq.POLLIN)
         self._poller.register(channel.lifelines.listener.fileno(), zmq.POLLIN)

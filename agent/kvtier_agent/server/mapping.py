@@ -83,6 +83,10 @@ class FileArena:
         return int(checksum(page))
 
 
+class UnmappedError(LookupError):
+    """The agent's L0 grew after this client connected; a new connection maps all of it."""
+
+
 class DeviceArena:
     """An arena in device memory, opened by its CUDA IPC handles; pages pass through the host."""
 
@@ -93,17 +97,17 @@ class DeviceArena:
         from kvtier_agent.cache.arena import open_device_arena
 
         self.tier = info.tier
-        self._tensor: Any = open_device_arena(info)
+        self._memory: Any = open_device_arena(info)
 
     def view(self, offset: int, length: int) -> NDArray[np.uint8]:
-        """A host copy of a slot."""
-        page: NDArray[np.uint8] = self._tensor[offset : offset + length].cpu().numpy()
+        """A host copy of a slot; ``UnmappedError``."""
+        page: NDArray[np.uint8] = self._slot(offset, length).cpu().numpy()
         return page
 
     def read(
         self, offsets: Sequence[int], length: int, out: memoryview, rows: Sequence[int]
     ) -> list[int]:
-        """See ``Mapped.read``."""
+        """See ``Mapped.read``; ``UnmappedError``."""
         sums: list[int] = []
         for offset, row in zip(offsets, rows, strict=True):
             target = out[row * length : (row + 1) * length]
@@ -112,12 +116,20 @@ class DeviceArena:
         return sums
 
     def write(self, offset: int, page: memoryview) -> int:
-        """See ``Mapped.write``."""
+        """See ``Mapped.write``; ``UnmappedError``."""
         import torch
 
         host = torch.from_numpy(np.frombuffer(page, np.uint8).copy())
-        self._tensor[offset : offset + len(page)].copy_(host)
+        self._slot(offset, len(page)).copy_(host)
+        # Another process reads the page as soon as it is committed: the device must have it.
+        torch.cuda.synchronize()
         return int(checksum(page))
+
+    def _slot(self, offset: int, length: int) -> Any:
+        try:
+            return self._memory[offset : offset + length]
+        except IndexError as error:
+            raise UnmappedError(str(error)) from None
 
 
 def map_arenas(infos: Sequence[ArenaInfo], descriptors: list[int]) -> dict[int, Mapped]:

@@ -29,7 +29,7 @@ BACKLOG: Final = 128
 
 
 def table_path(run_dir: Path, domain: str) -> Path:
-    """Where the page table of a trust domain lies: a file that its clients may read."""
+    """Where the page table of a trust domain is found: a file, or a link to where it lies."""
     return run_dir / f"{domain}.pages"
 
 
@@ -102,12 +102,22 @@ class RunDir:
             raise ServerError(f"socket {path}: {error.strerror or error}") from None
         return listener
 
+    def show_table(self, name: str, table: Path) -> None:
+        """Let ``kvtier inspect`` find a domain's page table, wherever it lies."""
+        link = table_path(self.path, name)
+        if table != link:
+            with contextlib.suppress(OSError):  # a convenience: no reason not to serve
+                link.unlink(missing_ok=True)
+                link.symlink_to(table)
+
     def close(self, names: list[str]) -> None:
-        """Remove the sockets of these domains and unlock the folder."""
+        """Remove the sockets and table links of these domains and unlock the folder."""
         for name in names:
-            for suffix in (".sock", ".life"):
+            link = table_path(self.path, name)
+            for path in (self.path / f"{name}.sock", self.path / f"{name}.life", link):
                 with contextlib.suppress(OSError):
-                    (self.path / f"{name}{suffix}").unlink()
+                    if path != link or path.is_symlink():
+                        path.unlink()
         with contextlib.suppress(OSError):
             os.close(self._lock)
 

@@ -35,7 +35,7 @@ from kvtier_agent.storage import recovery
 from kvtier_agent.storage.copier import Copier
 from kvtier_agent.storage.fileio import FileIO
 from kvtier_agent.storage.l2 import L2
-from kvtier_agent.storage.mover import Mover, SyncMover
+from kvtier_agent.storage.mover import Mover, Start, SyncMover
 from kvtier_agent.storage.volume import Volume, VolumeError
 
 
@@ -110,8 +110,10 @@ class Core:
         *,
         wake: Callable[[], None] = lambda: None,
         io: FileIO | None = None,
+        start: Start | None = None,
     ) -> None:
-        """`wake`: called on a mover thread when an outcome waits; thread-safe and cheap.
+        """`start`: `Supervisor.start`, for the mover's threads; without it they run on their own.
+        `wake`: called on a mover thread when an outcome waits; thread-safe and cheap.
         Raises CoreError when the arena or the table cannot be made."""
         self.settings = settings
         self.boot_id = os.urandom(16)
@@ -145,7 +147,13 @@ class Core:
         self._mover: Mover | SyncMover = (
             SyncMover(self._copier)
             if settings.synchronous
-            else Mover(self._copier, wake, threads=settings.mover_threads)
+            else Mover(
+                self._copier,
+                wake,
+                threads=settings.mover_threads,
+                start=start,
+                name=f"mover-{settings.domain}",
+            )
         )
 
     # -- revisions --------------------------------------------------------------------------

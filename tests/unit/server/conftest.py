@@ -118,11 +118,11 @@ def start_agent(folder: Path) -> Iterator[Callable[..., AgentProcess]]:
 
 @pytest.fixture
 def connect() -> Iterator[Callable[..., Client]]:
-    """Clients that are closed at the end."""
+    """Clients that are closed at the end. Patient ones: other work may share this machine."""
     made: list[Client] = []
 
     def make(socket: Path, geometry: Geometry = GEOMETRY, **settings: Any) -> Client:
-        made.append(Client(socket, geometry, **settings))
+        made.append(Client(socket, geometry, **{"timeout_seconds": 15.0, **settings}))
         return made[-1]
 
     yield make

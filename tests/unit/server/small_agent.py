@@ -97,6 +97,7 @@ class SmallAgent:
                 cache=CacheSettings(lease_seconds=lease_seconds),
             ),
             wake=self.loop.wake,
+            start=self.supervisor.start,
         )
         core.reconfigure(time.monotonic(), self.behaviour, self.budgets)
         return core

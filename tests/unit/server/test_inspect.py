@@ -88,7 +88,6 @@ def test_the_command_shows_what_the_agent_holds(
 
 def test_a_folder_without_an_agent_is_one_clear_line(tmp_path: Path) -> None:
     for arguments in (
-        ("--run-dir", str(tmp_path)),
         ("--run-dir", str(tmp_path / "nowhere")),
         ("--run-dir", str(tmp_path), "--domain", "x"),
     ):
