@@ -51,7 +51,6 @@ def place(
     ordinary = np.flatnonzero(admits[0] & ~exempt)
     free = np.flatnonzero(exempt)[: room.all]
     out[free] = 0
-    taken = free.size
     if room.tighten >= 0:
         out[ordinary[: max(0, room.tighten - free.size)]] = 0
     else:  # tightened: only the better half still enters

@@ -119,9 +119,16 @@ class ShmArena:
             done += step
 
     def back_slots(self, slots: NDArray[np.uint32], slot_bytes: int) -> None:
-        """Put memory behind these slots; nothing changes if it is there already."""
-        for first, count in runs(slots):
-            self.back(first * slot_bytes, count * slot_bytes)
+        """Put memory behind these slots, all or nothing. Raises ArenaError."""
+        done: list[tuple[int, int]] = []
+        try:
+            for first, count in runs(slots):
+                self.back(first * slot_bytes, count * slot_bytes)
+                done.append((first, count))
+        except ArenaError:
+            for first, count in done:
+                punch_hole(self.fd, first * slot_bytes, count * slot_bytes)
+            raise
 
     def punch(self, slots: NDArray[np.uint32], slot_bytes: int) -> None:
         """Give the memory behind these slots back."""

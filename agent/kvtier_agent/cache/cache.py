@@ -326,6 +326,11 @@ class Cache:
         self.shelves.stamp(ordinary)
         self._balance(now)
 
+    def regrow(self) -> None:
+        """Take in positions that a growth missed; the memory for `missing_slots` is there."""
+        for pool in self.shelves.pools:
+            pool.set_limit(pool.limit)
+
     def adopt(
         self,
         keys: KeyArray,

@@ -14,6 +14,7 @@ taken in then, if they are of that geometry; else the volumes are swept.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 from collections.abc import Callable, Mapping
@@ -27,7 +28,7 @@ from kvtier_agent.cache.arena_cuda import CudaArena
 from kvtier_agent.cache.cache import Cache
 from kvtier_agent.cache.geometry import ALIGNMENT, Geometry
 from kvtier_agent.cache.identity import KEY_VERSION
-from kvtier_agent.cache.moves import Move, Outcome
+from kvtier_agent.cache.moves import Move, MoveKind, Outcome
 from kvtier_agent.cache.page_table import LAYOUT_VERSION, PageTable, TableError
 from kvtier_agent.cache.results import Registration, Ticket
 from kvtier_agent.cache.settings import Behaviour, Budgets, CacheSettings
@@ -210,6 +211,8 @@ class Core:
             raise CoreError(str(error), reason) from error
         cache.l2_slots = self._limit_l2(behaviour, budgets)
         cache.geometry = geometry
+        for pool, arena in zip(cache.shelves.pools, (self._l0, self._l1), strict=False):
+            pool.maximum = arena.size_bytes // geometry.slot_bytes
         self._back_slots(geometry, budgets)
         answer = cache.register(now, geometry)
         if self._l2 is not None:
@@ -300,8 +303,10 @@ class Core:
         return self._l2.limit(budgets.l2_bytes, budgets.reserve_percent, behaviour.durability)
 
     def _back_bytes(self, budgets: Budgets) -> None:
-        """Memory behind the first bytes of each arena: where the first slots lie. Once there are
-        slots, exactly the missing ones get it (`_back_slots`), and this only tries the size."""
+        """Memory behind what `budgets` needs more: before the first geometry the first bytes of
+        each arena, where the first slots will lie; later the slots that are missing."""
+        if self.cache.shaped:
+            self._back_slots(self.cache.geometry, budgets)
         for arena, size in ((self._l0, budgets.l0_bytes), (self._l1, budgets.l1_bytes)):
             if not isinstance(arena, ShmArena):
                 continue
@@ -312,19 +317,17 @@ class Core:
                 )
             if not self.cache.shaped:
                 arena.back(0, size // ALIGNMENT * ALIGNMENT)
+                arena.collapse(size)
 
     def _back_slots(self, geometry: Geometry, budgets: Budgets) -> None:
         for arena, slots in zip(
             (self._l0, self._l1), self.cache.missing_slots(budgets), strict=True
         ):
-            if arena is None or not slots.size:
-                continue
-            try:
-                arena.back_slots(slots, geometry.slot_bytes)
-            except ArenaError as error:
-                raise CoreError(str(error), "OutOfMemory") from error
-            if isinstance(arena, ShmArena):
-                arena.collapse((int(slots.max()) + 1) * geometry.slot_bytes)
+            if arena is not None and slots.size:
+                try:
+                    arena.back_slots(slots, geometry.slot_bytes)
+                except ArenaError as error:
+                    raise CoreError(str(error), "OutOfMemory") from error
 
     # -- running ----------------------------------------------------------------------------
 
@@ -365,7 +368,15 @@ class Core:
         for move, outcome in self._mover.collect():
             self.on_outcome(now, move, outcome)
             tickets += self.cache.move_done(now, move, outcome)
+            if move.kind in (MoveKind.PUNCH_L0, MoveKind.PUNCH_L1):
+                self._regrow()
         return tickets
+
+    def _regrow(self) -> None:
+        """Positions are free to be used again that a growth may have waited for."""
+        with contextlib.suppress(CoreError):  # the tier stays smaller, as its capacity says
+            self._back_slots(self.cache.geometry, self.cache.budgets)
+            self.cache.regrow()
 
     def movers_alive(self) -> bool:
         """Do all mover threads run? For health."""
