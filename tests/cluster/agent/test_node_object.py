@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import pytest
 from controlplane import ControlPlane
 from controlplane.testing import Kube
 
@@ -205,16 +204,3 @@ def test_of_two_agents_for_one_node_both_live_and_the_status_is_never_mixed(
     assert one.supervisor.causes() == []
     assert two.supervisor.causes() == []
     assert status(kube, "node-k")["bootID"] in ("boot-1", "boot-2")
-
-
-@pytest.mark.slow
-def test_a_long_outage(kube: Kube, control_plane: ControlPlane, ktn: Make, node_side: Make) -> None:
-    revision = ktn("node-l", SECTIONS)
-    side = node_side("node-l")
-    kube.eventually(in_force(kube, "node-l", revision), what="in force")
-    control_plane.stop_apiserver(kill=True)
-    time.sleep(60.0)
-    assert side.control.view.in_force == revision
-    control_plane.start_apiserver()
-    edited = kube.eventually(lambda: ktn("node-l", OTHER), what="the API server takes the edit")
-    kube.eventually(in_force(kube, "node-l", edited), what="caught up", timeout=15.0)
