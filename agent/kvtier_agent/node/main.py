@@ -47,7 +47,7 @@ from kvtier_agent.server.loop import CacheLoop
 from kvtier_agent.server.settings import ServerError, ServerSettings, TrustDomain
 from kvtier_agent.settings import AgentSettings
 from kvtier_agent.storage.core import Core, CoreError, CoreSettings
-from kvtier_agent.supervise import Heart, Supervisor
+from kvtier_agent.supervise import Supervisor
 
 if TYPE_CHECKING:
     from kvtier_agent.node.cluster import Cluster
@@ -56,7 +56,6 @@ __all__ = ["Agent", "StartError", "run"]
 
 CONTROL_STUCK_SECONDS: Final = 300.0
 """Backing a large arena with memory takes this long at worst (a terabyte at some GB/s)."""
-MOVERS_LOOK_SECONDS: Final = 0.5
 
 log = structlog.get_logger(__name__)
 
@@ -199,19 +198,12 @@ class Agent:
                     cache=self._cache_settings(),
                 ),
                 wake=loop.wake,
+                start=self.supervisor.start,
             )
             self._cores[domain.name] = core
             loop.add(TrustDomain(domain.name, core, domain.gid))
         loop.open()
         self.supervisor.start("cache", loop.run)
-        self.supervisor.start("movers", self._watch_movers)
-
-    def _watch_movers(self, heart: Heart) -> None:
-        """The caches' own threads that move pages: without them nothing is demoted or read."""
-        while not heart.wait(MOVERS_LOOK_SECONDS):
-            for name, core in self._cores.items():
-                if not core.movers_alive():
-                    raise RuntimeError(f"a thread that moves pages of domain {name} has ended")
 
     def _find_device(self) -> Device:
         try:

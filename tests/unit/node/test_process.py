@@ -215,7 +215,10 @@ def test_health_is_red_while_a_loop_is_dead(tmp_path: Path) -> None:
             host, port = agent.http.address
             shell.http = f"http://{host}:{port}"
             loops = set(agent.supervisor.names())
-            assert loops == {"http", "cache", "movers", "control", "state", "policy-file"}
+            assert loops == {"http", "cache", "control", "state", "policy-file"} | {
+                "mover-default-0",
+                "mover-default-1",
+            }
             assert shell.get("/healthz") == (200, "ok\n")
             for name in sorted(loops - {"http"}):
                 agent.supervisor.kill(name, hold=True)
