@@ -10,7 +10,8 @@ memory back ("punched"), wherever they lie.
     punching their memory is being given back; not reusable until that is done
     holes    no memory behind them
 
-used + free = limit at rest, or less while a growth waits for positions being punched; right after a shrink `used` alone may exceed it until pages have left.
+used + free = limit at rest, or less while a growth waits for positions that are being punched;
+right after a shrink `used` alone may exceed it until pages have left.
 """
 
 from __future__ import annotations

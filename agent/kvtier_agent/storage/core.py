@@ -170,9 +170,11 @@ class Core:
                 self._back_bytes(budgets)
                 if self._l2 is None and budgets.l2_bytes:
                     self._find_pages({**self._volumes, **opened}, behaviour)
-            except (VolumeError, ArenaError) as error:
+            except (VolumeError, ArenaError, CoreError) as error:
                 for volume in opened.values():
                     volume.close()
+                if isinstance(error, CoreError):
+                    raise
                 reason = error.reason if isinstance(error, VolumeError) else "OutOfMemory"
                 raise CoreError(str(error), reason) from error
             self._volumes.update(opened)

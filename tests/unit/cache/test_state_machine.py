@@ -18,7 +18,6 @@ import xxhash
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
-
 from kvtier_agent.cache.geometry import Geometry
 from kvtier_agent.cache.results import MISS, CommitStatus, PutStatus
 from kvtier_agent.cache.settings import Behaviour, Budgets, CacheSettings, FrozenPrefix
@@ -151,14 +150,25 @@ class CacheMachine(RuleBasedStateMachine):
 
     # -- what clients do ----------------------------------------------------------------------
 
-    @rule(client=CLIENTS, chain=CHAINS, count=st.integers(1, 10), skip=st.integers(0, 3),
-          partial=st.booleans(), frozen=st.sampled_from([None, None, "bot", "unknown"]),
-          end=st.sampled_from(["commit", "commit", "commit", "half", "abort", "leave", "lie"]))
+    @rule(
+        client=CLIENTS,
+        chain=CHAINS,
+        count=st.integers(1, 10),
+        skip=st.integers(0, 3),
+        partial=st.booleans(),
+        frozen=st.sampled_from([None, None, "bot", "unknown"]),
+        end=st.sampled_from(["commit", "commit", "commit", "half", "abort", "leave", "lie"]),
+    )
     def put(self, client, chain, count, skip, partial, frozen, end):
         keys = keys_of(chain, count + skip)[skip:]
         parent = keys_of(chain, skip)[-1].tobytes() if skip else bytes(16)
         result = self.cache.reserve(
-            self.now, client, keys, parent=parent, depth=skip * TOKENS, partial_last=partial,
+            self.now,
+            client,
+            keys,
+            parent=parent,
+            depth=skip * TOKENS,
+            partial_last=partial,
             frozen=frozen,
         )
         offered = np.flatnonzero(result.status == PutStatus.OFFERED)
@@ -258,10 +268,15 @@ class CacheMachine(RuleBasedStateMachine):
             self.turn()
         self.turn()
 
-    @rule(l0=st.sampled_from([0, 4, 8, 16]), l1=st.sampled_from([8, 24, 40]),
-          l2=st.sampled_from([0, 10, 40, 80]), threshold=st.sampled_from([0, 0, 200, 10_000]),
-          admitting=st.sampled_from([True, True, False]), demote=st.sampled_from([95, 60]),
-          frozen=st.sampled_from([0, 3, 8]))
+    @rule(
+        l0=st.sampled_from([0, 4, 8, 16]),
+        l1=st.sampled_from([8, 24, 40]),
+        l2=st.sampled_from([0, 10, 40, 80]),
+        threshold=st.sampled_from([0, 0, 200, 10_000]),
+        admitting=st.sampled_from([True, True, False]),
+        demote=st.sampled_from([95, 60]),
+        frozen=st.sampled_from([0, 3, 8]),
+    )
     def new_revision(self, l0, l1, l2, threshold, admitting, demote, frozen):
         self.behaviour = Behaviour(
             cool_down_seconds=0.5, threshold_microseconds_per_mib=(threshold, 0, threshold // 2),
@@ -271,8 +286,10 @@ class CacheMachine(RuleBasedStateMachine):
         self.core.reconfigure(self.now, self.behaviour, self.budgets(l0, l1, l2))
         self.turn()
 
-    @rule(faults=st.lists(st.sampled_from([errno.EIO, errno.ENOSPC, errno.EROFS, 0]), max_size=3),
-          reads=st.booleans())
+    @rule(
+        faults=st.lists(st.sampled_from([errno.EIO, errno.ENOSPC, errno.EROFS, 0]), max_size=3),
+        reads=st.booleans(),
+    )
     def drive_fails(self, faults, reads):
         (self.io.read_faults if reads else self.io.write_faults)[:] = faults
 
