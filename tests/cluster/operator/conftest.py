@@ -137,7 +137,10 @@ def operator(kube: Kube, tmp_path: Path) -> Iterator[Callable[..., OperatorProce
 
 
 class Agents:
-    """Plays the agent of every node: says that what it was told is in force, once."""
+    """Plays the agent of every node: says that what it was told is in force, at once, and again
+    every few seconds."""
+
+    HEARTBEAT_SECONDS = 5.0
 
     def __init__(self, kube: Kube) -> None:
         self._kube = kube
@@ -145,13 +148,15 @@ class Agents:
         self._thread: threading.Thread | None = None
         self.refusing: set[str] = set()
         """Nodes whose agent says that it cannot apply the revision."""
+        self._reported: dict[str, float] = {}
 
     def report(self) -> int:
         """One round; how many had something to say."""
         reports = 0
         for raw in self._kube.list("kvtiernodes"):
             name, spec, status = raw["metadata"]["name"], raw["spec"], raw.get("status", {})
-            if status.get("observedGeneration") == raw["metadata"]["generation"]:
+            recent = time.monotonic() - self._reported.get(name, 0.0) < self.HEARTBEAT_SECONDS
+            if status.get("observedGeneration") == raw["metadata"]["generation"] and recent:
                 continue
             told = spec.get("stable", {}).get("revision", "")
             now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
@@ -187,6 +192,7 @@ class Agents:
                     },
                 }
             )
+            self._reported[name] = time.monotonic()
             reports += 1
         return reports
 
