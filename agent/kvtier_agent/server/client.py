@@ -55,10 +55,12 @@ class Client:
         name: str = "",
         raise_errors: bool = False,
         probe: bool = False,
+        kv_pool_bytes: int = 0,
     ) -> None:
         """``timeout_seconds`` bounds every call (default 1 s; a ``load`` by its own deadline, where
         one is given). ``tenant_salt`` enters ``root``, so that tenants never share a page.
         ``raise_errors``: raise ``AgentError`` instead of answering "nothing cached".
+        ``kv_pool_bytes``: size of the engine's own KV pool on this rank, where it is L0.
 
         An agent that is not there, or that refuses this client, is no error here either: see
         ``connected`` and ``counters.last_error``.
@@ -75,6 +77,7 @@ class Client:
             name=name,
             probe=probe,
             raise_errors=raise_errors,
+            kv_pool_bytes=kv_pool_bytes,
         )
 
     # -- the request path ------------------------------------------------------------------------
@@ -256,12 +259,12 @@ class Client:
     @property
     def connected(self) -> bool:
         """Is there an agent, as far as is known now?"""
-        return self._link.connection is not None
+        return self._link.here() is not None
 
     @property
     def boot(self) -> int:
         """The boot token of the agent process, 0 without one."""
-        connection = self._link.connection
+        connection = self._link.here()
         return 0 if connection is None else connection.welcome.boot
 
     def wait_connected(self, timeout_seconds: float) -> bool:

@@ -67,6 +67,7 @@ class Connection:
         *,
         name: str = "",
         probe: bool = False,
+        kv_pool_bytes: int = 0,
         timeout_seconds: float = 1.0,
     ) -> None:
         """Say hello, take up the lifeline, map the arenas.
@@ -86,6 +87,7 @@ class Connection:
             hello = p.Hello(
                 self.next_id(), p.OLDEST_PROTOCOL, p.PROTOCOL, p.ARENA_LAYOUT, KEY_VERSION,
                 geometry, name[: p.MAX_NAME_BYTES], os.getpid(), probe,
+                kv_pool_bytes,
             )  # fmt: skip
             self.welcome, _ = self.request(hello, (), timeout_seconds, p.Welcome)
             self._hold_lifeline(path)

@@ -50,6 +50,7 @@ class Link:
         name: str,
         probe: bool,
         raise_errors: bool,
+        kv_pool_bytes: int = 0,
     ) -> None:
         """Tries once to connect, for at most ``timeout_seconds``; then the keeper goes on."""
         self.path = path
@@ -59,14 +60,25 @@ class Link:
         self._geometry = p.GeometryInfo.of(geometry)
         self._name = name
         self._probe = probe
+        self._kv_pool_bytes = kv_pool_bytes
         self._raise = raise_errors
         self._begin()
         with contextlib.suppress(AgentError):
             self._connect(timeout_seconds)
 
+    def here(self) -> Connection | None:
+        """The connection in use, if any. In a forked child it is the child's own: none at first,
+        for the parent's is not to be touched, and a keeper that looks for one."""
+        if os.getpid() != self._pid:
+            self.connection = None
+            self._begin()
+        return self.connection
+
     def close(self) -> None:
         """Say goodbye and end the keeper. A second call does nothing."""
         self._closing.set()
+        if os.getpid() != self._pid:
+            return
         with self._lock:
             connection, self.connection = self.connection, None
             if connection is not None:
@@ -88,7 +100,7 @@ class Link:
         try:
             connection = Connection(
                 self.path, self._geometry, name=self._name, probe=self._probe,
-                timeout_seconds=timeout_seconds,
+                kv_pool_bytes=self._kv_pool_bytes, timeout_seconds=timeout_seconds,
             )  # fmt: skip
         except AgentError as error:
             self._note(error)
@@ -118,9 +130,7 @@ class Link:
     @contextlib.contextmanager
     def asking(self) -> Iterator[Connection | None]:
         """The connection for one call; an ``AgentError`` inside becomes the caller's fallback."""
-        if os.getpid() != self._pid:
-            self.connection = None  # the parent's; its lifeline was let go of at the fork
-            self._begin()
+        self.here()
         with self._lock:
             connection = self.connection
             if connection is None and self._raise:
@@ -163,23 +173,32 @@ class Link:
 
     def outgrown(self, connection: Connection | None) -> None:
         """The agent has memory that this connection does not map: connect anew."""
-        with self._lock:
-            if connection is not None and connection is self.connection:
+        with self._only_here(connection) as mine:
+            if mine is not None:
                 self._note(AgentGoneError("the agent's arenas grew; connecting anew"))
                 self._drop()
 
     def end_lease(self, connection: Connection, lease: int, bad: NDArray[Any]) -> None:
+        """Release a lease, naming the pages that were bad; nothing where its agent is gone."""
         self.counters.bad_pages += len(bad)
-        with self._lock:
-            if connection is self.connection:
-                connection.send(p.Release(0, connection.welcome.boot, lease), (bad.tobytes(),))
+        with self._only_here(connection) as mine:
+            if mine is not None:
+                mine.send(p.Release(0, mine.welcome.boot, lease), (bad.tobytes(),))
 
     def abort(self, connection: Connection, keys: NDArray[np.uint8]) -> None:
+        """Give reserved slots back; nothing where their agent is gone."""
+        with self._only_here(connection) as mine:
+            if mine is not None:
+                mine.send(p.Abort(0, mine.welcome.boot), (np.ascontiguousarray(keys).data,))
+
+    @contextlib.contextmanager
+    def _only_here(self, connection: Connection | None) -> Iterator[Connection | None]:
+        """``connection``, if it is still the one in use and belongs to this process."""
+        if os.getpid() != self._pid:
+            yield None
+            return
         with self._lock:
-            if connection is self.connection:
-                connection.send(
-                    p.Abort(0, connection.welcome.boot), (np.ascontiguousarray(keys).data,)
-                )
+            yield connection if connection is self.connection else None
 
     def commit(
         self,

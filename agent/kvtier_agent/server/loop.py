@@ -78,7 +78,7 @@ class CacheLoop:
 
     def wake(self) -> None:
         """End the poll: there is something to collect. Cheap, from any thread, at any time."""
-        with contextlib.suppress(OSError):
+        if not self._closed:
             os.eventfd_write(self._wake, 1)
 
     def post(self, call: Callable[[], T]) -> Future[T]:

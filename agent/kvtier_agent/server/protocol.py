@@ -127,6 +127,9 @@ class Hello(Request, tag="hi", frozen=True):
     pid: Number = 0
     probe: bool = False
     """True for health probes: their pages are not counted as hits or misses."""
+    kv_pool_bytes: Number = 0
+    """Size of the engine's own KV pool on this rank: the base of ``ratioToHBM`` where L0 is the
+    engine's. 0: not told."""
 
 
 class Lookup(Request, tag="lk", frozen=True):

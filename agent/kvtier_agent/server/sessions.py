@@ -26,6 +26,7 @@ class Session:
     probe: bool
     protocol: int
     since: float
+    kv_pool_bytes: int = 0
     secret: bytes = field(default_factory=lambda: secrets.token_bytes(32))
     lifeline: int | None = None
     """The descriptor of its lifeline; None until it came."""
@@ -50,8 +51,9 @@ class Sessions:
     def open(self, now: float, identity: bytes, hello: Hello, protocol: int) -> Session:
         """A new session for a client that said hello and may come in."""
         session = Session(
-            self._next, identity, hello.name, hello.pid, hello.probe, protocol, since=now
-        )
+            self._next, identity, hello.name, hello.pid, hello.probe, protocol, since=now,
+            kv_pool_bytes=hello.kv_pool_bytes,
+        )  # fmt: skip
         self._next += 1
         self._by_identity[identity] = session
         self._by_number[session.number] = session

@@ -27,6 +27,8 @@ class DomainSnapshot:
     counters: Mapping[str, int]
     latency: Mapping[tuple[int, int], Latency]
     clients: int
+    engine_pool_bytes: int
+    """KV pools of the engines that are connected, summed."""
     parked_loads: int
     open_questions: int
     messages: int

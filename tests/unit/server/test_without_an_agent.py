@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 import time
@@ -179,3 +180,23 @@ def test_closing_gives_everything_back(
     assert until(lambda: watcher.stats()["clients"] == 1)
     stats = watcher.stats()
     assert (stats["leases"], stats["reservations"], stats["pinned_pages"]) == (0, 0, 0)
+
+
+def test_a_forked_child_connects_anew_and_leaves_its_parent_alone(
+    agent: Any, connect: Callable[..., Client], pages_of: Callable[..., Any]
+) -> None:
+    client, pages, more = connect(agent.socket()), pages_of(1, 4), pages_of(2, 4)
+    client.put(pages.keys, pages.bytes)
+    lease = client.load(pages.keys)
+    child = os.fork()
+    if child == 0:
+        lease.release()  # the parent's: nothing happens
+        ok = client.wait_connected(10)
+        found = client.lookup(pages.keys).prefix
+        stored = client.put(more.keys, more.bytes).stored
+        os._exit(0 if ok and found == 4 and stored == 4 else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    assert client.stats()["leases"] == 1
+    assert client.lookup(more.keys).prefix == 4
+    lease.release()
+    assert client.stats()["leases"] == 0
