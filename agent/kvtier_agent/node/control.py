@@ -37,7 +37,7 @@ from kvtier_agent.supervise import Heart
 __all__ = ["Control", "Tiers"]
 
 TURN_SECONDS: Final = 0.5
-RETRY_SECONDS: Final = 15.0
+RETRY_SECONDS: Final = 5.0
 """Between two tries of a refused revision, and between two looks at the facts."""
 DRIFT_PERCENT: Final = 5
 

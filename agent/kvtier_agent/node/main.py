@@ -101,6 +101,7 @@ class Agent:
         self._cores: dict[str, Core] = {}
         self._file: PolicyFile | None = None
         self._device = Device("cpu", 0, 0)
+        self._engine_pool = 0
 
     def start(self) -> None:
         """See the module. Raises `StartError`; `stop` clears up after that too."""
@@ -243,8 +244,13 @@ class Agent:
                 volumes[volume.name] = facts.volume_facts(volume.path, held)
             except OSError as e:
                 broken[volume.name] = f"{volume.path}: {e.strerror}"
+        snapshot = self.loop.snapshot if self.loop is not None else None
+        pools = [d.engine_pool_bytes for d in snapshot.domains.values()] if snapshot else []
+        # The largest ever seen: an engine that restarts must not find its DRAM tier shrunk.
+        self._engine_pool = max(self._engine_pool, sum(pools))
         return Facts(
             shape=settings.l0,
+            engine_pool=self._engine_pool,
             device=self._device,
             memory=facts.memory_limit(settings.memory_headroom),
             shm_available=facts.available_in(self._places.arenas, held_bytes(self._places.arenas)),

@@ -12,9 +12,9 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
-import yaml
+from kvtier_api import manifest
 from kvtier_api.policy import KVTierPolicy
 from kvtier_api.reasons import Reason
 from kvtier_api.revision import revision_hash
@@ -25,8 +25,6 @@ from kvtier_agent.supervise import Heart
 
 __all__ = ["PolicyFile", "PolicyFileError", "read_policy"]
 
-MOST_BYTES: Final = 1 << 20
-"""As much as the API server would take."""
 MOST_PROBLEMS_SHOWN: Final = 5
 
 Say = Callable[[Wanted | None, Problem | None], None]
@@ -40,15 +38,16 @@ def read_policy(path: Path) -> Wanted:
     """The revision in a policy file. Raises `PolicyFileError`."""
     try:
         with path.open("rb") as file:
-            text = file.read(MOST_BYTES + 1)
+            text = file.read(manifest.MAX_BYTES + 1)
     except OSError as e:
         raise PolicyFileError(
             f"cannot read policy {path}: {e.strerror}; give --policy a file that holds a "
             "KVTierPolicy"
         ) from e
-    if len(text) > MOST_BYTES:
-        raise PolicyFileError(f"{path} is larger than {MOST_BYTES} bytes; that is no policy")
-    document = _document(path, text)
+    try:
+        document = manifest.one(text)
+    except manifest.ManifestError as e:
+        raise PolicyFileError(f"{path}: {e}") from e
     problems = validate(document)
     if isinstance(document, dict) and document.get("kind") not in (None, "KVTierPolicy"):
         raise PolicyFileError(f"{path}: write kind: KVTierPolicy, not {document['kind']}")
@@ -59,37 +58,6 @@ def read_policy(path: Path) -> Wanted:
     policy = parse(KVTierPolicy, document)
     spec = policy.spec.behaviour()
     return Wanted(revision_hash(spec), spec, policy.metadata.name)
-
-
-def _document(path: Path, text: bytes) -> Any:
-    try:
-        documents = [d for d in yaml.load_all(text, Loader=_Strict) if d is not None]
-    except yaml.MarkedYAMLError as e:
-        mark = e.problem_mark
-        where = f", line {mark.line + 1}" if mark is not None else ""
-        raise PolicyFileError(f"{path}{where}: not YAML: {e.problem or e}") from e
-    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as e:
-        raise PolicyFileError(f"{path}: not YAML: {' '.join(str(e).split())[:200]}") from e
-    if len(documents) != 1:
-        raise PolicyFileError(
-            f"{path} holds {len(documents)} documents; write exactly one KVTierPolicy"
-        )
-    return documents[0]
-
-
-class _Strict(yaml.SafeLoader):
-    """YAML without duplicate keys: the second would silently win."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        seen: set[str] = set()
-        for key, _ in node.value:
-            if isinstance(key, yaml.ScalarNode):
-                if key.value in seen:
-                    raise yaml.constructor.ConstructorError(
-                        None, None, f"key {key.value} is written twice", key.start_mark
-                    )
-                seen.add(key.value)
-        return super().construct_mapping(node, deep)
 
 
 class PolicyFile:

@@ -172,6 +172,30 @@ def test_a_killed_agent_is_succeeded_by_one_that_clears_up(agent: AgentProcess) 
         assert pages.held() == 10
 
 
+def test_where_the_engine_is_l0_its_pool_is_the_base_of_dram(tmp_path: Path) -> None:
+    ratio = policy().replace("hbm: {size: 4Mi}, dram: {size: 8Mi}", "dram: {ratioToHBM: 4}")
+    options = ("--l0", "engine", "--device-memory", "20Mi")
+    with AgentProcess(tmp_path, *options, policy=ratio) as agent:
+        agent.ready()
+        agent.until(
+            lambda: agent.condition("Ready")[:2] == ("True", "PartlyApplied"), "what is not obeyed"
+        )
+        assert "tiers.hbm" in agent.status()["notApplied"]
+        assert "no engine has registered" in agent.condition("Ready")[2]
+        engine = Client(agent.socket, GEOMETRY, timeout_seconds=5.0, kv_pool_bytes=8 * MI)
+        with engine:
+            assert engine.wait_connected(10.0)
+            agent.until(lambda: sizes(agent).get("dram") == 32 * MI, "4 times the engine's pool")
+            pages = Pages(engine, 16, 7)
+            assert pages.put() == 16
+            assert set(engine.lookup(pages.keys).tiers.tolist()) == {1}, "no L0 of the agent's"
+        # An engine that restarts finds its DRAM tier as it was.
+        time.sleep(6.0)
+        assert sizes(agent)["dram"] == 32 * MI
+        with connect(agent) as again:
+            assert Pages(again, 16, 7).held() == 16
+
+
 def test_two_domains_share_the_tiers_and_nothing_else(tmp_path: Path) -> None:
     options = ("--domain", "one", "--domain", "two")
     with AgentProcess(tmp_path, *options, policy=policy()) as agent:

@@ -37,10 +37,10 @@ def test_a_policy_becomes_a_revision(tmp_path: Path) -> None:
     ("text", "says"),
     [
         pytest.param("a: [", "line", id="not YAML"),
-        pytest.param("\x00", "not YAML", id="no text"),
+        pytest.param("\x00", "is not YAML", id="no text"),
         pytest.param("", "holds 0 documents", id="empty"),
         pytest.param(POLICY + "---" + POLICY, "holds 2 documents", id="two policies"),
-        pytest.param(POLICY + "kind: KVTierPolicy\n", "written twice", id="a key twice"),
+        pytest.param(POLICY + "kind: KVTierPolicy\n", "stands twice", id="a key twice"),
         pytest.param("[1, 2]", "apiVersion, kind, metadata and spec", id="a list"),
         pytest.param(
             POLICY.replace("KVTierPolicy", "KVTierNode"), "write kind: KVTierPolicy", id="kind"

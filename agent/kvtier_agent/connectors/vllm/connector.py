@@ -86,6 +86,14 @@ class KvtierConnector(KVConnectorBase_V1):  # type: ignore[misc]
             self._layout.geometry,
             timeout_seconds=int(extra.get(EXTRA_TIMEOUT, DEFAULT_TIMEOUT_MILLISECONDS)) / 1000,
             name=name,
+            # The workers hold the engine's pool, one rank each; the scheduler none.
+            kv_pool_bytes=(
+                kv_cache_config.num_blocks
+                * self._layout.block_tokens
+                * self._layout.geometry.bytes_per_token
+                if role is KVConnectorRole.WORKER
+                else 0
+            ),
         )
         if not self._client.connected:
             log.warning("kvtier: no agent yet (%s); computing", self._client.counters.last_error)
