@@ -2,7 +2,7 @@
 #
 # The base image is an argument; it needs Python 3.11 or newer with venv, and nothing else.
 # What builds (uv, hatchling) stays in the stage `tools`, which the others mount and never copy, so
-# no installer, cache or source tree is in an image and a package is written once.
+# no installer, cache or source tree is in an image, and several GB of packages are written once.
 #
 # Behind a mirror or a proxy: secret `build_env` is a shell file of variables (SSL_CERT_FILE,
 # PIP_INDEX_URL, UV_DEFAULT_INDEX, ...), secret `build_ca` a bundle of certificates. Both exist during
@@ -21,6 +21,10 @@ RUN --mount=type=secret,id=build_env --mount=type=secret,id=build_ca \
     set -a; if [ -f /run/secrets/build_env ]; then . /run/secrets/build_env; fi; \
     python3 -m venv /opt/tools \
  && /opt/tools/bin/python -m pip install --no-cache-dir --require-hashes -r requirements/build.lock
+# buildah 1.28 (Debian 12) mounts a stage as it was before its last step; so the last does nothing.
+RUN true
+
+FROM tools AS wheel
 COPY pyproject.toml README.md LICENSE ./
 COPY crds crds
 COPY operator operator
@@ -38,9 +42,11 @@ RUN --mount=type=bind,from=tools,source=/opt/tools,target=/opt/tools \
     export UV_CACHE_DIR="${UV_CACHE_DIR:-/var/cache/uv}" UV_LINK_MODE=copy UV_NO_CONFIG=1; \
     /opt/tools/bin/uv venv --quiet --python "$(command -v python3)" /opt/kvtier \
  && /opt/tools/bin/uv pip install --python /opt/kvtier --no-deps --require-hashes -r /tmp/operator.lock
+COPY --from=wheel /dist /opt/kvtier/dist
 RUN --mount=type=bind,from=tools,source=/opt/tools,target=/opt/tools \
-    --mount=type=bind,from=tools,source=/dist,target=/dist \
-    /opt/tools/bin/uv pip install --no-cache --no-config --python /opt/kvtier --offline --no-deps /dist/*.whl \
+    /opt/tools/bin/uv pip install --no-cache --no-config --python /opt/kvtier --offline --no-deps \
+    /opt/kvtier/dist/*.whl \
+ && rm -r /opt/kvtier/dist \
  && /opt/kvtier/bin/python -m compileall -q /opt/kvtier/lib
 USER 65532:65532
 WORKDIR /
@@ -56,9 +62,11 @@ RUN --mount=type=bind,from=tools,source=/opt/tools,target=/opt/tools \
     export UV_CACHE_DIR="${UV_CACHE_DIR:-/var/cache/uv}" UV_LINK_MODE=copy UV_NO_CONFIG=1; \
     /opt/tools/bin/uv venv --quiet --python "$(command -v python3)" /opt/kvtier \
  && /opt/tools/bin/uv pip install --python /opt/kvtier --no-deps --require-hashes -r /tmp/agent.lock
+COPY --from=wheel /dist /opt/kvtier/dist
 RUN --mount=type=bind,from=tools,source=/opt/tools,target=/opt/tools \
-    --mount=type=bind,from=tools,source=/dist,target=/dist \
-    /opt/tools/bin/uv pip install --no-cache --no-config --python /opt/kvtier --offline --no-deps /dist/*.whl
+    /opt/tools/bin/uv pip install --no-cache --no-config --python /opt/kvtier --offline --no-deps \
+    /opt/kvtier/dist/*.whl \
+ && rm -r /opt/kvtier/dist
 WORKDIR /
 ENTRYPOINT ["/opt/kvtier/bin/kvtier"]
 CMD ["agent"]

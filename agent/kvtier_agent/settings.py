@@ -210,7 +210,7 @@ class AgentSettings(BaseSettings):
         min_length=1,
         max_length=16,
     )
-    http: Annotated[HttpAddress, _one(HttpAddress.parse)] = _knob(
+    http: Annotated[HttpAddress, NoDecode, _one(HttpAddress.parse)] = _knob(
         HttpAddress("127.0.0.1", 9476),
         "Where /healthz, /readyz and /metrics are served. Port 0 takes a free one",
         metavar="HOST:PORT",

@@ -160,17 +160,42 @@ def test_the_node_name_comes_from_the_scheduler(render: Callable[..., Any]) -> N
     assert entry["valueFrom"] == {"fieldRef": {"fieldPath": "spec.nodeName"}}
 
 
-def test_every_environment_variable_is_a_setting(render: Callable[..., Any]) -> None:
-    pods = render(EVERYTHING).pods
-    for kind, prefix, settings in (
-        ("Deployment", "KVTIER_OPERATOR_", OperatorSettings),
-        ("DaemonSet", "KVTIER_AGENT_", AgentSettings),
-    ):
-        names = [e["name"] for e in pods[kind]["containers"][0]["env"]]
-        assert len(names) == len(set(names))
-        ours = [n.removeprefix(prefix).lower() for n in names if n.startswith(prefix)]
-        assert ours
-        assert set(ours) <= set(settings.model_fields)
+@pytest.mark.parametrize(
+    ("kind", "prefix", "settings", "expected"),
+    [
+        (
+            "Deployment",
+            "KVTIER_OPERATOR_",
+            OperatorSettings,
+            {"http_address": ("0.0.0.0", 8080), "revision_history_limit": 20},
+        ),
+        (
+            "DaemonSet",
+            "KVTIER_AGENT_",
+            AgentSettings,
+            {"node_name": "node-a", "l0": "owned", "lease_seconds": 60.0, "log_level": "debug"},
+        ),
+    ],
+)
+def test_the_programs_read_the_environment_that_the_chart_gives(
+    render: Callable[..., Any],
+    monkeypatch: pytest.MonkeyPatch,
+    kind: str,
+    prefix: str,
+    settings: type,
+    expected: dict[str, Any],
+) -> None:
+    (container,) = render(EVERYTHING).pods[kind]["containers"]
+    names = [entry["name"] for entry in container["env"]]
+    assert len(names) == len(set(names))
+    ours = {name.removeprefix(prefix).lower() for name in names if name.startswith(prefix)}
+    assert ours
+    assert ours <= set(settings.model_fields)  # type: ignore[attr-defined]
+    for entry in container["env"]:
+        monkeypatch.setenv(entry["name"], entry.get("value", "node-a"))
+    read = settings()
+    for name, value in expected.items():
+        assert getattr(read, name) == value, name
 
 
 def test_ports_are_the_ones_the_programs_have_by_default(render: Callable[..., Any]) -> None:
