@@ -11,6 +11,7 @@ group's root carries the limit. Without any limit the machine's own memory is th
 
 from __future__ import annotations
 
+import ctypes
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -157,7 +158,7 @@ def volume_facts(mount: Path, held: int = 0) -> VolumeFacts:
 
 def find_device(wanted: Literal["auto", "cpu", "cuda"], stand_in: int) -> Device:
     """The device to use. Raises LookupError when ``cuda`` is asked for and there is none."""
-    if wanted != "cpu":
+    if wanted == "cuda" or (wanted == "auto" and _has_cuda_driver()):
         import torch  # seconds to import, and not needed for `cpu`
 
         if torch.cuda.is_available():
@@ -167,3 +168,12 @@ def find_device(wanted: Literal["auto", "cpu", "cuda"], stand_in: int) -> Device
         if wanted == "cuda":
             raise LookupError("no CUDA device is visible")
     return Device("cpu", 0, stand_in)
+
+
+def _has_cuda_driver() -> bool:
+    """Whether the driver's library is there at all: without it torch need not be asked."""
+    try:
+        ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return False
+    return True
