@@ -12,7 +12,9 @@ The rules (all sizes in bytes):
 3. *L0 on a CPU* is shared memory like L1 and lives off the same room: it is given at most half of
    the room, and L1 the rest.
 4. *NVMe.* The revision's size over all its volumes; at most what those filesystems have left above
-   the reserve. The reserve is checked again before each write: this is about saying it early.
+   the reserve. The reserve is checked again before each write: this is about saying it early, and
+   about giving space back when others fill the volume. A volume that turned read-only keeps what
+   it holds.
 5. What came out smaller than asked is a `Clamp` that names both figures and what was in the way.
    What cannot work at all is `NotApplicableError`, and the revision before stays in force.
 
@@ -191,13 +193,19 @@ def _nvme(spec: RevisionSpec, facts: Facts) -> tuple[int, tuple[str, ...], int, 
                 f"with --volume {name}=DIR (chart value volumes) or take it out of "
                 "tiers.nvme.volumes",
             )
-    room = 0
+    room, why = 0, Reason.VolumeFull
+    limit = f"above the reserve of {nvme.reserve_percent} %"
     for name in nvme.volumes:
         volume = facts.volumes[name]
+        if volume.read_only:
+            # What lies there is still read, so the tier does not shrink below it.
+            room += volume.held
+            why, limit = Reason.VolumeReadOnly, f"volume {name} being read-only"
+            continue
         reserve = volume.total * nvme.reserve_percent // 100
         room += max(0, volume.available + volume.held - reserve)
     wanted = nvme.size.bytes
     given = min(wanted, room)
-    limit = f"the volumes have {human(room)} above the reserve of {nvme.reserve_percent} %"
-    clamp = Clamp("nvme", wanted, given, limit, Reason.VolumeFull) if given < wanted else None
+    limit = f"the volumes have {human(room)}, {limit}"
+    clamp = Clamp("nvme", wanted, given, limit, why) if given < wanted else None
     return given, tuple(nvme.volumes), nvme.reserve_percent, clamp

@@ -162,7 +162,8 @@ class Control:
             self._tiers.prepare(behaviour, budgets)
             self._tiers.reconfigure(behaviour, budgets)
         except NotApplicableError as e:
-            log.warning("new budgets cannot be had; the old ones stay", problem=e.message)
+            log.warning("what is in force cannot be held to", problem=e.message)
+            self._refusal = Problem(e.reason, e.message)
             return
         log.info("budgets changed", l0=budgets.l0, l1=budgets.l1, l2=budgets.l2)
         self._budgets = budgets

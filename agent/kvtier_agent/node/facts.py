@@ -58,11 +58,13 @@ class Device:
 
 @dataclass(frozen=True, slots=True)
 class VolumeFacts:
-    """One mapped volume's filesystem. ``held``: bytes that kvtier's own files already take."""
+    """One mapped volume's filesystem. ``held``: bytes that kvtier's own files already take.
+    ``read_only``: nothing can be written now, as after an error of the drive."""
 
     total: int
     available: int
     held: int = 0
+    read_only: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +154,10 @@ def volume_facts(mount: Path, held: int = 0) -> VolumeFacts:
     """Size and room of the filesystem at ``mount``. Raises OSError."""
     stat = os.statvfs(mount)
     return VolumeFacts(
-        total=stat.f_blocks * stat.f_frsize, available=stat.f_bavail * stat.f_frsize, held=held
+        total=stat.f_blocks * stat.f_frsize,
+        available=stat.f_bavail * stat.f_frsize,
+        held=held,
+        read_only=bool(stat.f_flag & os.ST_RDONLY),
     )
 
 

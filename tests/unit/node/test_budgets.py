@@ -101,6 +101,22 @@ def test_nvme_leaves_the_reserve_and_counts_what_it_holds(revision: Make, facts:
     assert plan(spec, facts(volumes={"data0": full})).l2 == 0
 
 
+def test_a_volume_that_turned_read_only_keeps_what_it_holds(revision: Make, facts: Make) -> None:
+    spec = revision(tiers={"nvme": {"size": "1Ti", "volumes": ["data0"]}})
+    volume = VolumeFacts(total=1000 * GI, available=600 * GI, held=100 * GI, read_only=True)
+    budgets = plan(spec, facts(volumes={"data0": volume}))
+    assert budgets.l2 == 100 * GI
+    assert budgets.clamps[0].reason is Reason.VolumeReadOnly
+    assert "volume data0 being read-only" in str(budgets.clamps[0])
+
+
+def test_a_volume_that_cannot_be_looked_at(revision: Make, facts: Make) -> None:
+    spec = revision(tiers={"nvme": {"size": "1Ti", "volumes": ["data0"]}})
+    with pytest.raises(NotApplicableError, match="/mnt/x: Input/output error; mount it") as e:
+        plan(spec, facts(volumes={}, broken={"data0": "/mnt/x: Input/output error"}))
+    assert e.value.reason is Reason.VolumeUnusable
+
+
 def test_engine_shape_has_no_l0_and_says_what_is_not_obeyed(revision: Make, facts: Make) -> None:
     before = plan(revision(), facts(shape="engine"))
     assert before.l0 == 0

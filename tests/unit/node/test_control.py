@@ -192,6 +192,26 @@ def test_drifting_facts_lead_to_new_budgets_in_steps(tiers: Any, facts: Make, wa
     assert world.control.view.budgets.clamps[0].reason is Reason.MemoryLimit
 
 
+def test_a_volume_that_fails_while_in_force_is_said_and_comes_back(
+    tiers: Any, facts: Make, wanted: Make
+) -> None:
+    world = World(tiers, facts())
+    world.control.say(wanted(tiers={"nvme": nvme("data0")}), None)
+    world.turn()
+    before = tiers.budgets
+    world.facts = facts(volumes={}, broken={"data0": "/mnt/data0: Input/output error"})
+    world.turn(RETRY_SECONDS)
+    view = world.control.view
+    assert view.refusal is not None
+    assert view.refusal.reason is Reason.VolumeUnusable
+    assert view.life.phase is Phase.SERVING
+    assert tiers.budgets == before, "memory goes on serving"
+    world.facts = facts()
+    world.turn(RETRY_SECONDS + 1)
+    world.turn(RETRY_SECONDS + 1)
+    assert world.control.view.refusal is None
+
+
 def test_a_view_that_did_not_change_wakes_nobody(tiers: Any, facts: Make, wanted: Make) -> None:
     world = World(tiers, facts())
     woken: list[int] = []
