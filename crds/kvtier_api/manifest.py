@@ -57,12 +57,21 @@ class Document:
 def read(path: Path) -> list[Document]:
     """All documents of a file; empty ones are left out. Raises ``ManifestError``."""
     try:
-        data = path.read_bytes()
+        with path.open("rb") as file:
+            data = file.read(MAX_BYTES + 1)
     except IsADirectoryError:
         raise ManifestError(0, "is a folder: name the files in it") from None
     except OSError as error:
         raise ManifestError(0, f"cannot be read: {error.strerror}") from None
     return parse(data)
+
+
+def one(data: bytes) -> Any:
+    """The object of a text that holds exactly one. Raises ``ManifestError``."""
+    documents = parse(data)
+    if len(documents) != 1:
+        raise ManifestError(0, f"holds {len(documents)} documents: write exactly one KVTierPolicy")
+    return documents[0].obj
 
 
 def parse(data: bytes) -> list[Document]:

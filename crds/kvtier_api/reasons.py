@@ -196,16 +196,6 @@ class Reason(StrEnum):
         "another agent holds the lock on volume {volume}",
         "Stop the other agent on this node; one folder serves one agent.",
     )
-    GeometryConflict = (
-        "GeometryConflict",
-        "engines on this node registered different page geometries: {geometries}",
-        "Run engines of one model and parallelism per trust domain.",
-    )
-    DeviceMissing = (
-        "DeviceMissing",
-        "no {device} device on this node",
-        "Give the agent access to the device (runtimeClassName), or run it with --device cpu.",
-    )
     OutOfMemory = (
         "OutOfMemory",
         "{tier} cannot be made {wanted}: {problem}",

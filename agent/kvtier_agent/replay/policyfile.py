@@ -13,7 +13,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-import yaml
+from kvtier_api import manifest
 from kvtier_api.validate import validate
 
 from kvtier_agent.cache.geometry import align_up
@@ -47,20 +47,17 @@ def load_policy(path: Path | None) -> dict[str, Any]:
     """The one KVTierPolicy in a file (None: the packaged default), valid. Raises ReplayError."""
     name = "the packaged policy" if path is None else str(path)
     try:
-        text = (
-            resources.files("kvtier_agent.replay").joinpath("default_policy.yaml").read_text()
+        data = (
+            resources.files("kvtier_agent.replay").joinpath("default_policy.yaml").read_bytes()
             if path is None
-            else path.read_text(encoding="utf-8")
+            else path.read_bytes()
         )
-        documents = [one for one in yaml.safe_load_all(text) if one is not None]
+        document = manifest.one(data)
     except OSError as error:
         raise ReplayError(f"--policy {name}: {error.strerror or error}") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        words = " ".join(str(error).split())
-        raise ReplayError(f"--policy {name}: not YAML: {words}") from None
-    if len(documents) != 1:
-        raise ReplayError(f"--policy {name}: one KVTierPolicy belongs here, not {len(documents)}")
-    return _valid(documents[0], f"--policy {name}")
+    except manifest.ManifestError as error:
+        raise ReplayError(f"--policy {name}: {error}") from None
+    return _valid(document, f"--policy {name}")
 
 
 def with_tiers(policy: Mapping[str, Any], tiers: Mapping[str, int], page_bytes: int) -> Any:

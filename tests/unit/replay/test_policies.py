@@ -70,7 +70,7 @@ def test_a_tier_too_small_for_the_api_says_what_to_write() -> None:
     ("text", "says"),
     [
         ("a: [", "not YAML"),
-        ("", "not 0"),
+        ("", "holds 0 documents"),
         ("kind: KVTierPolicy\n", "apiVersion"),
         ("kind: Pod\napiVersion: v1\n", "apiVersion"),
     ],
