@@ -82,6 +82,7 @@ class Store:
         """Nodes that a policy selects, whoever rules them."""
         self.held: dict[str, set[str]] = {}
         """Nodes whose KVTierNode names a policy, whether or not it still rules them."""
+        self._reporters: set[str] = set()
 
     @property
     def synced(self) -> bool:
@@ -103,7 +104,7 @@ class Store:
 
     def reporting(self) -> int:
         """Nodes that report or will: those that a policy selects and those with a KVTierNode."""
-        return len(self.candidates.keys() | (self.cache_nodes.keys() & self.nodes.keys()))
+        return len(self._reporters)
 
     def replace(self, kind: str, raws: Iterable[Raw], version: int) -> set[Key]:
         """A complete list as of ``version``."""
@@ -272,7 +273,20 @@ class Store:
             keys |= self._assign(node, tuple(others))
         return keys
 
+    def _count(self, node: str) -> None:
+        """Whether a node reports, or will: it is selected, or it is there with a KVTierNode."""
+        there = node in self.nodes and node in self.cache_nodes
+        if there or node in self.candidates:
+            self._reporters.add(node)
+        else:
+            self._reporters.discard(node)
+
     def _assign(self, node: str, now: tuple[str, ...]) -> set[Key]:
+        keys = self._reassign(node, now)
+        self._count(node)
+        return keys
+
+    def _reassign(self, node: str, now: tuple[str, ...]) -> set[Key]:
         before = self.candidates.get(node, ())
         if before == now:
             return set()

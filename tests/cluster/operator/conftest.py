@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from controlplane import ControlPlane
 from controlplane.testing import Kube
 
 NAMESPACE = "kvtier-system"
@@ -116,23 +117,56 @@ class OperatorProcess:
             return e.code, e.read().decode()
 
 
-@pytest.fixture
-def operator(kube: Kube, tmp_path: Path) -> Iterator[Callable[..., OperatorProcess]]:
-    """``operator("--flag", "value")``: a started process that has listed everything."""
+@pytest.fixture(scope="module")
+def granted(control_plane: ControlPlane) -> Iterator[None]:
+    """The operator's namespace and rights, there before any test's objects and gone afterwards."""
+    kube = Kube(control_plane)
     grant(kube)
-    kubeconfig = kube.plane.user_kubeconfig(USER)
-    made: list[OperatorProcess] = []
+    yield
+    for kind, namespace in (
+        ("clusterrolebindings", None),
+        ("clusterroles", None),
+        ("rolebindings", NAMESPACE),
+        ("roles", NAMESPACE),
+        ("rolebindings", "default"),
+        ("roles", "default"),
+    ):
+        kube.delete(kind, "kvtier-operator", namespace)
 
-    def start(*settings: str, wait: bool = True) -> OperatorProcess:
-        process = OperatorProcess(kubeconfig, tmp_path / f"operator-{len(made)}.log", settings)
+
+@pytest.fixture(scope="module")
+def running() -> Iterator[list[OperatorProcess]]:
+    """The process that the tests of a module share, as long as each leaves it as it was."""
+    shared: list[OperatorProcess] = []
+    yield shared
+    for process in shared:
+        process.kill()
+
+
+@pytest.fixture
+def operator(
+    granted: None, running: list[OperatorProcess], kube: Kube
+) -> Iterator[Callable[..., OperatorProcess]]:
+    """``operator("--flag", "value")``: a started process that has listed everything. Without
+    settings it is the one that the test before has used; ``fresh=True`` gives one of its own."""
+    kubeconfig = kube.plane.user_kubeconfig(USER)
+    own: list[OperatorProcess] = []
+
+    def start(*settings: str, wait: bool = True, fresh: bool = False) -> OperatorProcess:
+        if running and (settings or fresh or running[0].process is None):
+            running.pop().kill()  # never two at once
+        if running:
+            return running[0]
+        log = kube.plane.root / f"operator-{time.monotonic_ns()}.log"
+        process = OperatorProcess(kubeconfig, log, settings)
         process.start()
-        made.append(process)
+        (own if settings or fresh else running).append(process)
         if wait:
-            kube.eventually(lambda: process.said("synced"), what="synced", timeout=30)
+            kube.eventually(lambda: process.said("synced"), what="synced", timeout=60)
         return process
 
     yield start
-    for process in made:
+    for process in own:
         process.kill()
 
 

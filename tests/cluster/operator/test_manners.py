@@ -125,7 +125,7 @@ def test_it_waits_for_the_crds_and_says_so(kube: Kube, operator: Any, apply_poli
     path = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/kvtiernodes.kvtier.io"
     crd = kube.api.get(path)
     kube.api.request("DELETE", path)
-    process = operator(wait=False)
+    process = operator(wait=False, fresh=True)
 
     def says() -> bool:
         lines = [line for line in process.lines() if line["event"] == "waiting"]
@@ -145,7 +145,7 @@ def test_another_crd_version_makes_no_new_revision(
 ) -> None:
     """A policy written against an older operator: every default spelled out in its revision."""
     add_nodes("a")
-    process = operator()
+    process = operator(fresh=True)
     apply_policy("chat")
     kube.eventually(lambda: ready_reason("chat") == ("True", "InForce"), what="in force")
     before = [r["metadata"]["uid"] for r in kube.list("controllerrevisions", "kvtier-system")]

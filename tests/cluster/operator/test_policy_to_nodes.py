@@ -178,7 +178,7 @@ def test_an_invalid_spec_that_an_older_crd_let_through_keeps_the_last_good_revis
 ) -> None:
     crds = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/kvtierpolicies.kvtier.io"
     add_nodes("a")
-    operator()
+    operator(fresh=True)  # the next test gets its CRD back, under nobody's watch
     apply_policy("chat")
     kube.eventually(lambda: ready_reason("chat") == ("True", "InForce"), what="in force")
     crd = copy.deepcopy(kube.api.get(crds))

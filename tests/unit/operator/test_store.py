@@ -148,6 +148,8 @@ def test_the_index_is_what_a_look_at_everything_would_say(steps: Any) -> None:
         for p in policies:
             selected.setdefault(p, set()).add(name)
     assert store.selected == selected
+    there = store.nodes.keys() & store.cache_nodes.keys()
+    assert store.reporting() == len(store.candidates.keys() | there)
     for p in store.policies:
         assert store.ruled(p) == sorted(n for n, c in store.candidates.items() if c[0] == p)
 
