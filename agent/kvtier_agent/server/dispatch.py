@@ -94,9 +94,9 @@ class Dispatcher:
             if isinstance(request, p.Hello):
                 self._hello(now, identity, request)
                 return None
-            session = self._known(identity)
             if isinstance(request, p.Bye):
-                return session
+                return self.sessions.of(identity)  # None where its lifeline ended first
+            session = self._known(identity)
             with self._tracing.span(
                 type(request).__name__, {"kvtier.domain": self._name, "kvtier.client": session.name}
             ):
