@@ -126,8 +126,10 @@ class L2:
         with self.lock:
             segment, volume = self._segment(number)
             missing = first + np.flatnonzero(~segment.laid[first : first + count])
-            whole = np.flatnonzero(~segment.laid)
-            whole = whole[whole + number * self.per_segment < self.limit_slots]
+            # All of the segment at once if it fits, else just these slots.
+            rest = np.flatnonzero(~segment.laid)
+            rest = rest[rest + number * self.per_segment < self.limit_slots]
+            whole = np.union1d(rest, missing)
             allocated = self.allocated_bytes
             for wanted in (whole, missing) if missing.size else (missing,):
                 new = int(wanted.size) * self.stride
@@ -138,7 +140,7 @@ class L2:
                     if self.allocated_bytes > self.cap_bytes:
                         raise OSError(errno.ENOSPC, "the file system's own blocks reach the cap")
                     return segment
-            if not segment.laid.any():
+            if not segment.allocated:
                 self.drop_segment(number)
             raise OSError(errno.ENOSPC, "the cap or the reserve of the volume is reached")
 

@@ -1,0 +1,181 @@
+"""L2: what is written comes back, what is damaged does not, and limits are never passed."""
+
+import errno
+
+import numpy as np
+import pytest
+from kvtier_agent.cache.moves import MoveStatus
+from kvtier_agent.storage.segment import HEADER, HEADER_BYTES
+
+OK, BAD = MoveStatus.OK, MoveStatus.BAD_PAGE
+
+
+def flip(path, offset: int) -> None:
+    with path.open("r+b") as file:
+        file.seek(offset)
+        byte = file.read(1)
+        file.seek(offset)
+        file.write(bytes([byte[0] ^ 1]))
+
+
+def test_pages_come_back_byte_for_byte(make_l2):
+    one = make_l2()
+    slots = [0, 1, 2, 7, 3, 19, 18]
+    status, error = one.write(slots)
+    assert error == ""
+    assert (status == OK).all()
+    status, error, rows = one.read(slots)
+    assert error == ""
+    assert (status == OK).all()
+    assert (rows == one.arena[slots]).all()
+
+
+def test_files_are_private_and_laid_out_before_use(make_l2):
+    one = make_l2()
+    one.write([0])
+    (path,) = one.folder.glob("segment-*")
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert path.stat().st_blocks * 512 >= 20 * one.l2.stride
+    assert one.l2.allocated_bytes <= one.l2.cap_bytes
+
+
+@pytest.mark.parametrize("offset", [
+    0, 8, 12, 16, 40, 60, HEADER.itemsize - 1, HEADER_BYTES, HEADER_BYTES + 5000,
+    HEADER_BYTES + 8191,
+])  # fmt: skip
+def test_a_flipped_bit_anywhere_is_a_bad_page_and_only_that_one(make_l2, offset):
+    one = make_l2()
+    one.write([4, 5, 6])
+    flip(next(one.folder.glob("segment-*")), 5 * one.l2.stride + offset)
+    status, error, rows = one.read([4, 5, 6])
+    assert status.tolist() == [OK, BAD, OK]
+    assert "1 pages failed verification" in error
+    assert (rows[[0, 2]] == one.arena[[4, 6]]).all()
+
+
+def test_another_page_in_the_slot_is_a_bad_page(make_l2):
+    one = make_l2()
+    one.write([4])
+    status, _, _ = one.read([4], rows=[5])
+    assert status.tolist() == [BAD]
+
+
+def test_bytes_that_do_not_match_their_checksum_are_never_written(make_l2):
+    one = make_l2()
+    one.arena[1, 100] ^= 1
+    status, _ = one.write([0, 1, 2])
+    assert status.tolist() == [OK, BAD, OK]
+    status, _, _ = one.read([0, 1, 2])
+    assert status.tolist() == [OK, BAD, OK]
+
+
+@pytest.mark.parametrize(("fault", "expected"), [
+    (errno.EIO, MoveStatus.IO_ERROR), (errno.ENOSPC, MoveStatus.NO_SPACE),
+    (errno.EROFS, MoveStatus.READ_ONLY), (0, MoveStatus.IO_ERROR),
+    (errno.EDQUOT, MoveStatus.NO_SPACE),
+])  # fmt: skip
+def test_a_failed_write_is_an_outcome_and_touches_only_its_run(make_l2, fault, expected):
+    one = make_l2()
+    one.io.writes = [None, fault]
+    status, error = one.write([0, 1, 5, 6, 9])
+    assert status.tolist() == [OK, OK, expected, expected, OK]
+    assert error
+    status, _, _ = one.read([0, 1, 9])
+    assert (status == OK).all()
+
+
+@pytest.mark.parametrize("fault", [errno.EIO, 0])
+def test_a_failed_or_short_read_is_an_outcome(make_l2, fault):
+    one = make_l2()
+    one.write([0, 1, 5])
+    one.io.reads = [fault]
+    status, error, _ = one.read([0, 1, 5])
+    assert status.tolist() == [MoveStatus.IO_ERROR, MoveStatus.IO_ERROR, OK]
+    assert error
+
+
+def test_reading_a_segment_that_is_gone_is_an_outcome(make_l2):
+    one = make_l2()
+    status, error, _ = one.read([3])
+    assert status.tolist() == [MoveStatus.IO_ERROR]
+    assert "gone" in error
+
+
+def test_the_cap_holds_before_the_write(make_l2):
+    one = make_l2(slots=4)
+    assert (one.write([0, 1, 2, 3])[0] == OK).all()
+    status, _ = one.write([10])
+    assert status.tolist() == [MoveStatus.NO_SPACE]
+    assert one.l2.allocated_bytes <= one.l2.cap_bytes
+    one.l2.punch(np.array([0, 1], dtype=np.uint32))
+    assert (one.write([10])[0] == OK).all()
+    assert one.l2.allocated_bytes <= one.l2.cap_bytes
+
+
+def test_a_cap_that_shrank_lets_nothing_more_in(make_l2):
+    one = make_l2(slots=8)
+    one.write([0, 1])
+    one.l2.limit(0, 0, "async")
+    assert one.write([0])[0].tolist() == [MoveStatus.NO_SPACE]
+
+
+def test_the_reserve_holds_before_the_write(make_l2):
+    one = make_l2(reserve=10)
+    one.io.free_bytes = (109, 1000)
+    assert one.write([0])[0].tolist() == [MoveStatus.NO_SPACE]
+    assert not list(one.folder.glob("segment-*"))
+    one.io.free_bytes = None
+    assert (one.write([0])[0] == OK).all()
+
+
+def test_no_space_while_laying_out_is_an_outcome(make_l2):
+    one = make_l2()
+    one.io.allocations = [errno.ENOSPC]
+    assert one.write([0])[0].tolist() == [MoveStatus.NO_SPACE]
+    assert (one.write([0])[0] == OK).all()
+
+
+def test_a_punched_segment_goes(make_l2):
+    one = make_l2()
+    one.write([0, 1, 2])
+    one.l2.punch(np.arange(20, dtype=np.uint32))
+    assert one.l2.allocated_bytes == 0
+    assert not list(one.folder.glob("segment-*"))
+
+
+def test_a_scrub_tells_a_good_slot_from_a_bad_one(make_l2):
+    one = make_l2()
+    one.write([0, 1])
+    one.io.writes = [errno.EIO]
+    status = one.l2.scrub(np.array([0, 1], dtype=np.uint32))
+    assert status.tolist() == [MoveStatus.IO_ERROR, OK]
+    assert one.read([1])[0].tolist() == [BAD]
+
+
+def test_sync_flushes_each_batch(make_l2):
+    one = make_l2(durability="sync")
+    one.write([0, 1])
+    assert one.io.flushes == 1
+
+
+def test_pages_spread_over_volumes_and_a_volume_can_leave(make_l2, tmp_path):
+    from kvtier_agent.storage.volume import Volume
+
+    one = make_l2(slots=10)
+    second = tmp_path / "data1"
+    second.mkdir()
+    other = Volume("data1", second, "d", allow_root_filesystem=True)
+    one.l2.add(other)
+    one.l2.per_segment = 2
+    one.l2.limit(10 * one.l2.stride + 65536, 0, "async")
+    assert (one.write(range(8))[0] == OK).all()
+    assert len(list(one.folder.glob("segment-*"))) == 2
+    assert len(list(other.folder.glob("segment-*"))) == 2
+    lost = one.l2.withdraw({"data1"})
+    assert len(lost) == 2
+    assert not list(other.folder.glob("segment-*"))
+    status = one.read(range(8))[0].reshape(4, 2)
+    for number in range(4):
+        expected = MoveStatus.IO_ERROR if number in lost else OK
+        assert (status[number] == expected).all()
+    other.close()
