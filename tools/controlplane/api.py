@@ -104,7 +104,7 @@ class ApiClient:
         kept = self._connection.sock is not None and method != "POST"
         try:
             return self._exchange(method, path, payload, headers)
-        except (ConnectionError, http.client.RemoteDisconnected):
+        except (ConnectionError, ssl.SSLEOFError, http.client.RemoteDisconnected):
             if not kept:
                 raise
             return self._exchange(method, path, payload, headers)
