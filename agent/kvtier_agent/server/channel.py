@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import zmq
+from zmq.utils.monitor import recv_monitor_message
 
 from kvtier_agent.cache.moves import Move, MoveKind, Outcome
 from kvtier_agent.server import protocol as p
@@ -19,6 +21,9 @@ from kvtier_agent.server.sessions import Session, Sessions
 from kvtier_agent.server.settings import ServerSettings, TrustDomain
 from kvtier_agent.server.snapshot import DomainSnapshot, merged_counters, statistics
 from kvtier_agent.server.tracing import Tracing
+
+_ENDED = zmq.EVENT_DISCONNECTED
+_FAILED = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
 
 _PAIRS = {
     MoveKind.DEMOTE: (0, 1),
@@ -52,6 +57,9 @@ class Channel:
         self._settings = settings
         self._clock = clock
         self.socket = run_dir.message_socket(context, domain.name, domain.gid, settings)
+        self.connections = Counter[str]()
+        """Connections that ended, and handshakes that failed: what ZeroMQ drops by itself."""
+        self.monitor: zmq.Socket[bytes] = self.socket.get_monitor_socket(_ENDED | _FAILED)
         sessions = Sessions(1, settings.lifeline_grace_seconds)
         self.lifelines = Lifelines(
             run_dir.lifeline_socket(domain.name, domain.gid),
@@ -77,6 +85,12 @@ class Channel:
             session = self.dispatcher.handle(self._clock(), identity, frames)
             if session is not None:
                 self.over(self._clock(), session)
+
+    def monitor_events(self) -> None:
+        """ZeroMQ ended connections: peers that left, broke its protocol or sent too much."""
+        while self.monitor.poll(0):
+            event = recv_monitor_message(self.monitor)["event"]
+            self.connections["ended" if event == _ENDED else "failed"] += 1
 
     def lifeline_event(self, now: float, descriptor: int) -> None:
         """A lifeline of this domain is readable."""
@@ -135,6 +149,8 @@ class Channel:
             refused_messages=dict(dispatcher.refused),
             dropped_replies=self.dropped_replies,
             refused_lifelines=self.lifelines.refused,
+            ended_connections=self.connections["ended"],
+            failed_handshakes=self.connections["failed"],
         )
 
     def close(self, now: float) -> None:
@@ -142,6 +158,8 @@ class Channel:
         for session in self.sessions:
             self.over(now, session)
         self.lifelines.close_all()
+        self.socket.disable_monitor()
+        self.monitor.close(0)
         self.socket.close(0)
 
     def _next_message(self) -> tuple[bytes, list[Any]]:

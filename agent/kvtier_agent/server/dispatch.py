@@ -30,6 +30,8 @@ log = structlog.get_logger("kvtier.server")
 Frames = Sequence[Any]
 Send = Callable[[bytes, list[Any]], None]
 _NO_BYTES: Final = b""
+QUIET_SECONDS: Final = 10.0
+"""Refusals of one code are logged at most this often."""
 
 
 class _RefusedError(Exception):
@@ -69,6 +71,7 @@ class Dispatcher:
         self._tracing = tracing
         self._version = version
         self._parked: dict[int, tuple[Session, p.Load]] = {}
+        self._said: dict[str, tuple[float, int]] = {}
         self._handlers: dict[type, Callable[[float, Session, Any, Frames], None]] = {
             p.Lookup: self._lookup,
             p.Reserve: self._reserve,
@@ -102,12 +105,12 @@ class Dispatcher:
             ):
                 self._handlers[type(request)](now, session, request, frames)
         except p.MalformedError as error:
-            self._refuse(identity, number, p.Code.MALFORMED, str(error))
+            self._refuse(now, identity, number, p.Code.MALFORMED, str(error))
         except _RefusedError as error:
-            self._refuse(identity, number, error.code, str(error))
+            self._refuse(now, identity, number, error.code, str(error))
         except Exception as error:
             log.exception("request failed", domain=self._name)
-            self._refuse(identity, number, p.Code.INTERNAL, f"{type(error).__name__}: {error}")
+            self._refuse(now, identity, number, p.Code.INTERNAL, f"{type(error).__name__}: {error}")
         return None
 
     def finished(self, now: float, tickets: Sequence[Ticket]) -> None:
@@ -315,9 +318,16 @@ class Dispatcher:
         if reply.id:
             self._send(identity, [p.encode(reply), *buffers])
 
-    def _refuse(self, identity: bytes, number: int, code: str, message: str) -> None:
+    def _refuse(self, now: float, identity: bytes, number: int, code: str, message: str) -> None:
         self.refused[code] += 1
-        log.warning("request refused", domain=self._name, code=code, message=message[:200])
+        said, count = self._said.get(code, (-QUIET_SECONDS, 0))
+        if now - said >= QUIET_SECONDS:
+            # One line for a flood of them; the metric counts all.
+            log.warning(
+                "requests refused", domain=self._name, code=code, message=message[:200],
+                since_last=self.refused[code] - count,
+            )  # fmt: skip
+            self._said[code] = (now, self.refused[code])
         # A stranger's one-way message gets no answer, but garbage without a number does: its
         # sender would wait for nothing otherwise.
         if number or code == p.Code.MALFORMED:

@@ -163,6 +163,8 @@ class CacheLoop:
     def _serve(self, channel: Channel, events: dict[Any, int]) -> None:
         if events.pop(channel.socket, 0):
             channel.receive()
+        if events.pop(channel.monitor, 0):
+            channel.monitor_events()
         if not events:
             return
         if events.pop(channel.lifelines.listener.fileno(), 0):
@@ -219,6 +221,7 @@ class CacheLoop:
         self._run_dir.show_table(domain.name, domain.core.settings.table_path)
         self._channels[domain.name] = channel
         self._poller.register(channel.socket, zmq.POLLIN)
+        self._poller.register(channel.monitor, zmq.POLLIN)
         self._poller.register(channel.lifelines.listener.fileno(), zmq.POLLIN)
 
     def _watch(self, descriptor: int) -> None:

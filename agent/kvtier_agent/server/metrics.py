@@ -179,6 +179,8 @@ class AgentCollector:
         for name, what, attribute in (
             ("kv_messages", "Messages received", "messages"),
             ("kv_replies_dropped", "Replies that could not be delivered", "dropped_replies"),
+            ("kv_connections_ended", "Connections that ended", "ended_connections"),
+            ("kv_handshakes_failed", "Peers whose handshake failed", "failed_handshakes"),
             ("kv_lifelines_refused", "Lifelines that no client proved to own", "refused_lifelines"),
         ):
             family = CounterMetricFamily(name, what, labels=["domain"])

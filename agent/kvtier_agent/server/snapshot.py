@@ -35,6 +35,8 @@ class DomainSnapshot:
     refused_messages: Mapping[str, int]
     dropped_replies: int
     refused_lifelines: int
+    ended_connections: int
+    failed_handshakes: int
 
 
 @dataclass(frozen=True, slots=True, eq=False)

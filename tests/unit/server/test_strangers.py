@@ -238,14 +238,26 @@ def test_a_bad_index_outside_the_lease_is_no_harm(
 
 
 def test_a_message_beyond_all_bounds_costs_its_sender_the_connection_only(
-    agent: Any, raw: Raw, connect: Callable[..., Client]
+    agent: Any, raw: Raw, connect: Callable[..., Client], until: Callable[..., bool]
 ) -> None:
     client = connect(agent.socket())
     raw.socket.send_multipart(
         [p.encode(p.Lookup(5)), bytes(agent.loop.settings.max_frame_bytes + 1)]
     )
     assert not raw.socket.poll(300)
+    assert until(lambda: agent.loop.snapshot.domains["default"].ended_connections >= 1)
     assert client.ping()
+
+
+def test_who_does_not_shake_hands_properly_is_dropped_and_counted(
+    agent: Any, until: Callable[..., bool]
+) -> None:
+    with socket.socket(socket.AF_UNIX) as stranger:
+        stranger.settimeout(5)
+        stranger.connect(str(agent.socket()))
+        # A greeting of version 3 with a mechanism that nobody has.
+        stranger.sendall(b"\xff" + bytes(7) + b"\x01\x7f\x03\x00" + b"NOBODY".ljust(52, b"\0"))
+        assert until(lambda: agent.loop.snapshot.domains["default"].failed_handshakes >= 1)
 
 
 def test_one_client_too_many_is_told_the_limit(make_agent: Callable[..., Any]) -> None:
@@ -327,3 +339,14 @@ def test_ports_knocked_at_and_left_do_not_add_up(agent: Any, until: Callable[...
             knock.connect(str(agent.socket().with_suffix(suffix)))
             knock.close()
     assert until(lambda: sum(1 for _ in Path("/proc/self/fd").iterdir()) <= before + 4)
+
+
+def test_a_browser_at_the_message_socket_is_no_harm(
+    agent: Any, connect: Callable[..., Client]
+) -> None:
+    client = connect(agent.socket())
+    with socket.socket(socket.AF_UNIX) as stranger:
+        stranger.connect(str(agent.socket()))
+        stranger.sendall(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n" * 10)
+        assert client.ping()
+    assert client.ping()
