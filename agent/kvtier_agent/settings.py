@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import AliasChoices, BeforeValidator, Field, model_validator
+from pydantic import AliasChoices, BeforeValidator, Field, JsonValue, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from kvtier_agent.units import Bytes
@@ -125,7 +125,7 @@ def _knob(
     **more: Any,
 ) -> Any:
     """A setting. ``shown`` stands for the default where that depends on the machine."""
-    extra = {"unit": unit, "shown": shown, "group": group, "metavar": metavar}
+    extra: dict[str, JsonValue] = {"unit": unit, "shown": shown, "group": group, "metavar": metavar}
     key = "default_factory" if callable(default) else "default"
     return Field(description=text, json_schema_extra=extra, **{key: default}, **more)
 

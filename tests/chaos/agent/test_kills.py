@@ -27,7 +27,7 @@ GEOMETRY = Geometry.of_page_bytes(64 * 1024, 256)
 CHAINS, PAGES = 40, 8
 
 
-@pytest.mark.parametrize("kills", [2, pytest.param(15, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kills", [2, pytest.param(10, marks=pytest.mark.slow)])
 @pytest.mark.timeout(600)
 def test_kills_under_traffic(tmp_path: Path, kills: int) -> None:
     chance = random.Random(kills)

@@ -85,7 +85,7 @@ def test_the_policy_file_is_missing(mistake: Start, tmp_path: Path) -> None:
 
 def test_the_policy_file_is_not_yaml(mistake: Start, tmp_path: Path) -> None:
     (tmp_path / "policy.yaml").write_text("spec:\n  tiers: [")
-    assert "policy.yaml, line" in mistake()
+    assert "policy.yaml: line 2: is not YAML" in mistake()
 
 
 def test_the_policy_is_invalid(mistake: Start, tmp_path: Path) -> None:
