@@ -93,8 +93,6 @@ def parse(data: bytes) -> list[Document]:
         position = getattr(error, "position", 0)
         line = text[:position].count("\n") + 1
         raise ManifestError(line, "is not YAML: a control character is in the text") from None
-    except RecursionError:
-        raise ManifestError(0, f"is nested deeper than {MAX_DEPTH} levels") from None
 
 
 def _documents(text: str) -> Iterator[Document]:
@@ -114,6 +112,17 @@ def _documents(text: str) -> Iterator[Document]:
 
 class _Loader(yaml.SafeLoader):
     """SafeLoader with unique keys, text keys, and no times or sexagesimal numbers."""
+
+    depth = 0
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        self.depth += 1
+        if self.depth > MAX_DEPTH:
+            line = self.get_mark().line + 1
+            raise ManifestError(line, f"is nested deeper than {MAX_DEPTH} levels")
+        node = super().compose_node(parent, index)
+        self.depth -= 1
+        return node
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: set[str] = set()

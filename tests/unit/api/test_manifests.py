@@ -31,7 +31,7 @@ def test_documents_and_their_lines() -> None:
         (b"ok: 1\nbad: \x07\n", 2, "control character"),
         (b"? [a]\n: 1\n", 1, "a key must be plain text"),
         (b"a: &x [*x]\n", 1, "nested deeper"),
-        (b"[" * 5000, 0, "nested deeper"),
+        (b"[" * 5000, 1, "nested deeper"),
         (b"- *nowhere\n", 1, "is not YAML"),
     ],
 )
