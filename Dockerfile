@@ -41,13 +41,13 @@ RUN --mount=type=bind,from=tools,source=/opt/tools,target=/opt/tools \
     set -a; if [ -f /run/secrets/build_env ]; then . /run/secrets/build_env; fi; \
     export UV_CACHE_DIR="${UV_CACHE_DIR:-/var/cache/uv}" UV_LINK_MODE=copy UV_NO_CONFIG=1; \
     /opt/tools/bin/uv venv --quiet --python "$(command -v python3)" /opt/kvtier \
- && /opt/tools/bin/uv pip install --python /opt/kvtier --no-deps --require-hashes -r /tmp/operator.lock
+ && /opt/tools/bin/uv pip install --compile-bytecode --python /opt/kvtier --no-deps \
+    --require-hashes -r /tmp/operator.lock
 COPY --from=wheel /dist /opt/kvtier/dist
 RUN --mount=type=bind,from=tools,source=/opt/tools,target=/opt/tools \
     /opt/tools/bin/uv pip install --no-cache --no-config --python /opt/kvtier --offline --no-deps \
-    /opt/kvtier/dist/*.whl \
- && rm -r /opt/kvtier/dist \
- && /opt/kvtier/bin/python -m compileall -q /opt/kvtier/lib
+    --compile-bytecode /opt/kvtier/dist/*.whl \
+ && rm -r /opt/kvtier/dist
 USER 65532:65532
 WORKDIR /
 ENTRYPOINT ["/opt/kvtier/bin/kvtier"]
@@ -61,7 +61,8 @@ RUN --mount=type=bind,from=tools,source=/opt/tools,target=/opt/tools \
     set -a; if [ -f /run/secrets/build_env ]; then . /run/secrets/build_env; fi; \
     export UV_CACHE_DIR="${UV_CACHE_DIR:-/var/cache/uv}" UV_LINK_MODE=copy UV_NO_CONFIG=1; \
     /opt/tools/bin/uv venv --quiet --python "$(command -v python3)" /opt/kvtier \
- && /opt/tools/bin/uv pip install --python /opt/kvtier --no-deps --require-hashes -r /tmp/agent.lock
+ && /opt/tools/bin/uv pip install --python /opt/kvtier --no-deps \
+    --require-hashes -r /tmp/agent.lock
 COPY --from=wheel /dist /opt/kvtier/dist
 RUN --mount=type=bind,from=tools,source=/opt/tools,target=/opt/tools \
     /opt/tools/bin/uv pip install --no-cache --no-config --python /opt/kvtier --offline --no-deps \
