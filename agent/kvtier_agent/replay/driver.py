@@ -120,7 +120,8 @@ class _Run:
         self.random = np.random.default_rng(plan.seed)
         self.spoiler = _Spoiler(self.random)
         self.refused: Counter[str] = Counter()
-        self.wrong_pages = self.wrong_bytes = self.failed = self.stored_faults = 0
+        self.wrong_pages = self.wrong_bytes = self.failed = 0
+        self.stored_faults: dict[int, int] = {}
         self._failed_in_a_row = 0
 
     def requests(self) -> Iterator[tuple[int, Request, ChainKeys, float]]:
@@ -189,16 +190,24 @@ def replay(trace: Trace, socket: Path, plan: Plan, watcher: Watcher) -> Report:
     with Client(
         socket, geometry, timeout_seconds=TIMEOUT_SECONDS, name="replay", raise_errors=True
     ) as client:
-        if not client.wait_connected(TIMEOUT_SECONDS):
-            raise ReplayError(
-                f"no agent takes this replay at {socket}: {client.counters.last_error}"
-            )
+        _wait_connected(client, socket)
         _wait_admitting(client, watcher)
         before = read_agent(client)
         run = _Run(trace, client, plan, watcher)
         seconds = run.go()
         after = read_agent(client)
     return _report(run, plan, after - before, seconds)
+
+
+def _wait_connected(client: Client, socket: Path) -> None:
+    """An agent may be busy or just starting; one that refuses has made up its mind."""
+    end = time.monotonic() + TIMEOUT_SECONDS
+    while not client.connected:
+        if client.counters.refusals or not socket.exists() or time.monotonic() > end:
+            raise ReplayError(
+                f"no agent takes this replay at {socket}: {client.counters.last_error}"
+            )
+        time.sleep(0.02)
 
 
 def _wait_admitting(client: Client, watcher: Watcher) -> None:
@@ -225,7 +234,11 @@ def _report(run: _Run, plan: Plan, did: Readings, seconds: float) -> Report:
             "client_buffers_asked": plan.corrupt_client,
         }
     if plan.corrupt_tier:
-        planted |= {"stored_pages": run.stored_faults, "stored_pages_asked": plan.corrupt_tier}
+        planted |= {
+            "stored_pages": sum(run.stored_faults.values()),
+            "stored_pages_asked": plan.corrupt_tier,
+        }
+        planted |= {f"stored_pages_l{tier}": n for tier, n in run.stored_faults.items()}
     return Report(
         requests=run.total,
         blocks=trace.blocks * plan.copies,

@@ -40,21 +40,21 @@ def corrupt_stored_pages(
     *,
     volumes: Mapping[str, Path],
     random: np.random.Generator,
-) -> int:
-    """Damage up to `count` stored pages out of `known` and ask for each; how many were damaged."""
+) -> dict[int, int]:
+    """Damage up to `count` stored pages out of `known` and ask for each; how many, by tier."""
     settled_stats(client)
     chosen = _choose(client, known, count, bool(volumes), random)
-    planted = 0
+    planted = {0: 0, 1: 0, 2: 0}
     for tier in (1, 0):
         for index in np.flatnonzero(chosen == tier):
-            planted += _damage_in_arena(client, content, known[index : index + 1])
+            planted[tier] += _damage_in_arena(client, content, known[index : index + 1])
     on_nvme = np.flatnonzero(chosen == 2)
     if on_nvme.size:
         keys = known[on_nvme]
         damaged = _damage_in_files(content, keys, volumes.values(), random)
         for index in np.flatnonzero(damaged):
             _ask(client, content, keys[index : index + 1])
-        planted += int(damaged.sum())
+        planted[2] += int(damaged.sum())
     return planted
 
 

@@ -8,15 +8,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from kvtier_cli.main import app
+from typer.testing import CliRunner
 
-TIERS = "l0=300,l1=1500,l2=8000"
 PAGE_BYTES = 4096
 
 
 @pytest.fixture(scope="module")
-def whole_run(replay: Callable[..., Any], sessions_trace: Path) -> dict[str, Any]:
-    """One run that several tests look at."""
-    done = replay(sessions_trace, "--tier", TIERS, "--page-bytes", PAGE_BYTES, "--json", "-")
+def whole_run(
+    replay: Callable[..., Any], sessions_trace: Path, tiers: dict[str, int]
+) -> dict[str, Any]:
+    """One run that several tests look at, with an agent of its own."""
+    sizes = ",".join(f"{tier}={pages}" for tier, pages in tiers.items())
+    done = replay(sessions_trace, "--tier", sizes, "--page-bytes", PAGE_BYTES, "--json", "-")
     assert done.status == 0, done.err
     found: dict[str, Any] = done.json
     return found
@@ -59,10 +63,10 @@ def test_nothing_is_left_behind(whole_run: dict[str, Any]) -> None:
 
 
 def test_planted_wrong_buffers_are_found_exactly(
-    replay: Callable[..., Any], sessions_trace: Path
+    replay: Callable[..., Any], sessions_trace: Path, shared_agent: Any
 ) -> None:
     done = replay(
-        sessions_trace, "--tier", TIERS, "--page-bytes", PAGE_BYTES, "--limit", 200,
+        sessions_trace, *shared_agent.arguments, "--limit", 200,
         "--self-test-corrupt", 37, "--json", "-",
     )  # fmt: skip
     assert done.status == 0, done.err
@@ -72,22 +76,25 @@ def test_planted_wrong_buffers_are_found_exactly(
 
 
 def test_planted_bad_pages_are_quarantined_and_never_served(
-    replay: Callable[..., Any], sessions_trace: Path
+    replay: Callable[..., Any], sessions_trace: Path, shared_agent: Any
 ) -> None:
     done = replay(
-        sessions_trace, "--tier", TIERS, "--page-bytes", PAGE_BYTES, "--limit", 300,
+        sessions_trace, *shared_agent.arguments, "--volume", f"data0={shared_agent.volume}",
         "--corrupt-tier", 16, "--json", "-",
     )  # fmt: skip
     assert done.status == 0, done.err
     assert (done.json["wrong_bytes"], done.json["quarantined"]) == (0, 16)
-    assert done.json["planted"]["stored_pages"] == 16
+    planted = done.json["planted"]
+    assert planted["stored_pages"] == planted["stored_pages_asked"] == 16
+    assert planted["stored_pages_l1"] + planted["stored_pages_l2"] == 16
+    assert planted["stored_pages_l2"] == 8
 
 
 def test_a_self_test_that_cannot_plant_its_faults_fails(
-    replay: Callable[..., Any], sessions_trace: Path
+    replay: Callable[..., Any], sessions_trace: Path, shared_agent: Any
 ) -> None:
     done = replay(
-        sessions_trace, "--tier", TIERS, "--page-bytes", PAGE_BYTES, "--limit", 1,
+        sessions_trace, *shared_agent.arguments, "--limit", 1,
         "--self-test-corrupt", 5, "--json", "-",
     )  # fmt: skip
     assert done.status == 1
@@ -95,9 +102,9 @@ def test_a_self_test_that_cannot_plant_its_faults_fails(
 
 
 def test_json_on_standard_output_is_all_there_is(
-    replay: Callable[..., Any], sessions_trace: Path, tmp_path: Path
+    replay: Callable[..., Any], sessions_trace: Path, shared_agent: Any, tmp_path: Path
 ) -> None:
-    arguments = (sessions_trace, "--page-bytes", PAGE_BYTES, "--limit", 5)
+    arguments = (sessions_trace, *shared_agent.arguments, "--limit", 5)
     printed = replay(*arguments, "--json", "-")
     assert json.loads(printed.out)["trace"]["requests"] == 5
     assert printed.out.strip().startswith("{")
@@ -108,36 +115,49 @@ def test_json_on_standard_output_is_all_there_is(
     assert json.loads((tmp_path / "out.json").read_text())["trace"]["requests"] == 5
 
 
-def test_copies_have_nothing_in_common(replay: Callable[..., Any], sessions_trace: Path) -> None:
-    arguments = ("--page-bytes", PAGE_BYTES, "--limit", 40, "--json", "-")
-    tiers = ("--tier", "l0=4000,l1=4000,l2=0")
-    once = replay(sessions_trace, *tiers, *arguments).json
-    twice = replay(sessions_trace, *tiers, *arguments, "--copies", 2).json
+def test_copies_have_nothing_in_common(
+    replay: Callable[..., Any], sessions_trace: Path, shared_agent: Any
+) -> None:
+    arguments = (*shared_agent.arguments, "--no-partial", "--limit", 40, "--json", "-")
+    once = replay(sessions_trace, *arguments).json
+    twice = replay(sessions_trace, *arguments, "--copies", 2).json
+    assert once["hits"]["miss"] > 0
     assert twice["trace"]["blocks"] == 2 * once["trace"]["blocks"]
     assert twice["hits"]["miss"] == 2 * once["hits"]["miss"]
 
 
-def test_without_partial_pages_only_full_ones_count(
-    replay: Callable[..., Any], sessions_trace: Path
+def test_a_seed_finds_the_pages_of_an_earlier_run(
+    replay: Callable[..., Any], sessions_trace: Path, shared_agent: Any
 ) -> None:
-    arguments = ("--page-bytes", PAGE_BYTES, "--limit", 40, "--json", "-")
+    arguments = (*shared_agent.arguments, "--no-partial", "--limit", 20, "--seed", 11)
+    first = replay(sessions_trace, *arguments, "--json", "-").json
+    again = replay(sessions_trace, *arguments, "--json", "-").json
+    assert first["hits"]["miss"] > 0
+    assert again["hits"]["miss"] == 0
+
+
+def test_without_partial_pages_only_full_ones_count(
+    replay: Callable[..., Any], sessions_trace: Path, shared_agent: Any
+) -> None:
+    arguments = (*shared_agent.arguments, "--limit", 40, "--json", "-")
     all_of_them = replay(sessions_trace, *arguments).json["trace"]
     full_only = replay(sessions_trace, "--no-partial", *arguments).json["trace"]
     assert full_only["tokens"] == all_of_them["tokens"]
     assert 0 < all_of_them["blocks"] - full_only["blocks"] <= 40
 
 
-def test_speed_paces_the_run(replay: Callable[..., Any], tmp_path: Path) -> None:
+def test_speed_paces_the_run(replay: Callable[..., Any], shared_agent: Any, tmp_path: Path) -> None:
     trace = tmp_path / "t.jsonl"
     rows = [
         {"timestamp": n * 1000, "input_length": 1024, "output_length": 1, "hash_ids": [1, 2]}
         for n in range(4)
     ]
     trace.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    done = replay(trace, "--speed", 3, "--page-bytes", PAGE_BYTES, "--json", "-")
+    done = replay(trace, *shared_agent.arguments, "--speed", 3, "--json", "-")
     assert done.status == 0, done.err
     assert done.json["seconds"] >= 1.0, "three trace seconds at three a second"
-    assert done.json["hits"] == {"l0": 6, "l1": 0, "l2": 0, "miss": 2}
+    assert done.json["hits"]["miss"] == 2
+    assert done.json["pages_verified"] == 6
 
 
 @pytest.mark.parametrize(
@@ -157,22 +177,37 @@ def test_speed_paces_the_run(replay: Callable[..., Any], tmp_path: Path) -> None
     ],
 )
 def test_mistakes_are_one_line_that_says_what_to_do(
-    replay: Callable[..., Any], sessions_trace: Path, arguments: list[str], says: str
-) -> None:
-    done = replay(*[str(sessions_trace) if a == "TRACE" else a for a in arguments])
-    assert done.status == 1, done.err
-    assert says in done.err
-    assert done.out == ""
-    assert "Traceback" not in done.err
-    problems = [line for line in done.err.splitlines() if line.startswith("error:")]
+    sessions_trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    arguments: list[str], says: str,
+) -> None:  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("signal.signal", lambda *_: None)
+    words = [str(sessions_trace) if word == "TRACE" else word for word in arguments]
+    done = CliRunner().invoke(app, ["replay", *words])
+    assert done.exit_code == 1, done.stderr
+    assert says in done.stderr
+    assert done.stdout == ""
+    problems = [line for line in done.stderr.splitlines() if line.startswith("error:")]
     assert len(problems) == 1
 
 
-def test_bad_lines_are_counted_and_named(replay: Callable[..., Any], tmp_path: Path) -> None:
+def test_another_page_size_than_the_agents_is_refused_with_a_reason(
+    replay: Callable[..., Any], sessions_trace: Path, shared_agent: Any
+) -> None:
+    replay(sessions_trace, *shared_agent.arguments, "--limit", 1)
+    done = replay(sessions_trace, "--socket", shared_agent.socket, "--page-bytes", 8192)
+    assert done.status == 1
+    assert "Traceback" not in done.err
+    assert "error: no agent takes this replay" in done.err
+
+
+def test_bad_lines_are_counted_and_named(
+    replay: Callable[..., Any], shared_agent: Any, tmp_path: Path
+) -> None:
     trace = tmp_path / "t.jsonl"
     good = '{"timestamp": 0, "input_length": 512, "output_length": 1, "hash_ids": [1]}\n'
     trace.write_text(good + "rubbish\n" + good)
-    done = replay(trace, "--page-bytes", PAGE_BYTES, "--json", "-")
+    done = replay(trace, *shared_agent.arguments, "--json", "-")
     assert done.status == 0, done.err
     assert done.json["bad_lines"]["count"] == 1
     assert done.json["bad_lines"]["first"][0].startswith("line 2:")
