@@ -70,8 +70,7 @@ def run(settings: AgentSettings) -> int:
     signal.signal(signal.SIGHUP, lambda *_: agent.reread())
     try:
         agent.start()
-        while not stop.wait(1.0):
-            pass  # a wait without end would keep signals from Python's handlers on some systems
+        stop.wait()
     finally:
         late = threading.Timer(settings.stop_seconds, _end_anyway)
         late.daemon = True

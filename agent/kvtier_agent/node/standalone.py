@@ -10,6 +10,7 @@ nothing here.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final
@@ -26,6 +27,7 @@ from kvtier_agent.supervise import Heart
 __all__ = ["PolicyFile", "PolicyFileError", "read_policy"]
 
 MOST_PROBLEMS_SHOWN: Final = 5
+BEAT_SECONDS: Final = 0.2
 
 Say = Callable[[Wanted | None, Problem | None], None]
 
@@ -99,10 +101,13 @@ class PolicyFile:
     def run(self, heart: Heart) -> None:
         """Until the heart is asked to stop."""
         while not heart.stopping.is_set():
-            heart.beat()
             self.look()
-            self._again.wait(self._poll_seconds)
-            self._again.clear()
+            end = time.monotonic() + self._poll_seconds
+            while not heart.stopping.is_set() and time.monotonic() < end:
+                heart.beat()
+                if self._again.wait(BEAT_SECONDS):
+                    self._again.clear()
+                    break
 
     def _fingerprint(self) -> tuple[int, int, int] | None:
         try:

@@ -127,6 +127,9 @@ def test_sighup_reads_the_file_at_once(tmp_path: Path) -> None:
         agent.ready()
         first = agent.until(lambda: revision(agent), "in force")
         agent.write_policy(policy(dram="16Mi"))
+        time.sleep(6.0)
+        assert revision(agent) == first, "the next look is a minute away"
+        assert agent.get("/healthz") == (200, "ok\n"), "and the loop that waits is not stuck"
         agent.send(signal.SIGHUP)
         agent.until(lambda: revision(agent) != first, "the edit is in force", timeout=10.0)
 
