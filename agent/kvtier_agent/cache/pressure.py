@@ -17,7 +17,8 @@ Let u = slots of L0 in use (copies on their way included) and C its capacity.
 
 The level has no memory; it cannot flap harmfully, because leaving Demote means L0 is nearly empty
 and leaving Tighten only opens admission. With a capacity of a few slots the lines are rounded so
-that low < high <= tighten <= demote <= C and at least one slot can be filled.
+that low <= high < tighten <= demote <= C: at least one slot can be filled, and filling L0 up to the
+tighten line always sets replacement going, so that L0 never fills up with what came first.
 """
 
 from __future__ import annotations
@@ -65,9 +66,9 @@ def lines(capacity: int, tighten_percent: int, demote_percent: int) -> Lines:
         return Lines(0, 0, 0, 0, 0)
     demote = max(1, capacity * demote_percent // 100)
     tighten = min(demote, max(1, capacity * tighten_percent // 100))
-    high = min(tighten, max(1, capacity * (tighten_percent - HIGH_BELOW_TIGHTEN) // 100))
-    low = min(high - 1, capacity * (tighten_percent - LOW_BELOW_TIGHTEN) // 100)
-    return Lines(max(0, low), high, tighten, demote, capacity)
+    high = min(tighten - 1, capacity * (tighten_percent - HIGH_BELOW_TIGHTEN) // 100)
+    low = min(high, capacity * (tighten_percent - LOW_BELOW_TIGHTEN) // 100)
+    return Lines(low, high, tighten, demote, capacity)
 
 
 class RecentValue:

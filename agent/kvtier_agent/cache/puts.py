@@ -67,7 +67,7 @@ class Puts:
             self.freeze(now, prefixes[held], rows[held])
         fresh = np.flatnonzero(absent)
         if fresh.size:
-            _, firsts = np.unique(pairs[fresh], axis=0, return_index=True)
+            _, firsts = np.unique(pairs[fresh].view("V16").reshape(-1), return_index=True)
             if firsts.size < fresh.size:  # the same key twice: only its first place counts
                 again = np.delete(fresh, firsts)
                 status[again] = PutStatus.BUSY

@@ -62,24 +62,39 @@ class Shelves:
             self.stamp(np.concatenate([rows[::-1], self.ancestors(int(rows[0]))]))
 
     def ancestors(self, row: int) -> Rows:
-        """The pages before `row`, nearest first, as far as they are held."""
-        table, out = self.table, []
-        parents, parent_rows, keys = table.parent, table.parent_row, table.key
-        while True:
-            parent = int(parent_rows[row])
-            if parent == NO_ROW:
+        """The pages before `row`, nearest first, as far as they are held.
+
+        The walk follows the rows noted at insertion; whether each is still the parent is checked
+        for all of them at once. Where one is not, the index may know the parent's new row.
+        """
+        table = self.table
+        parts: list[Rows] = []
+        total = 0
+        while total <= table.capacity:  # keys chosen to form a ring end here
+            links = self._links(row)
+            if links.size > 1:
+                held = (table.key[links[1:]] == table.parent[links[:-1]]).all(axis=1)
+                held &= table.state[links[1:]] != State.FREE
+                wrong = np.flatnonzero(~held)
+                links = links[: wrong[0] + 1] if wrong.size else links
+            parts.append(links[1:])
+            total += links.size
+            row = int(links[-1])
+            noted = table.parent_row.item(row)
+            if noted == NO_ROW:
                 break
-            wanted, held = parents[row], keys[parent]
-            if wanted[0] != held[0] or wanted[1] != held[1] or table.state[parent] == State.FREE:
-                found = int(table.find(parents[row : row + 1])[0])
-                parent_rows[row] = found
-                if found == NO_ROW:
-                    break
-                parent = found
-            out.append(parent)
-            row = parent
-            if len(out) > table.capacity:
-                break  # keys chosen to form a ring
+            found = int(table.find(table.parent[row : row + 1])[0])
+            table.parent_row[row] = found
+            if found == NO_ROW:
+                break
+        return np.concatenate(parts)
+
+    def _links(self, row: int) -> Rows:
+        """`row` and the rows noted as its ancestors, unchecked."""
+        step = self.table.parent_row.item
+        out = [row]
+        while (row := step(row)) != NO_ROW and len(out) <= self.table.capacity:
+            out.append(row)
         return np.array(out, dtype=np.uint32)
 
     def victims(self, tier: int, count: int) -> Rows:

@@ -12,7 +12,7 @@ L1 leaves in this order of preference, for each of its coldest pages: it has a c
 just gives its slot back; L2 admits it and it is queued for writing; else it is dropped. Writes that
 are queued or under way are bounded by `write_queue_bytes`; from 90 % of it on, and while NVMe is
 failing, cold pages are dropped in the batch instead of queued (emergency eviction), so memory never
-runs out whatever the drive does.
+runs out whatever the drive does. A read from L2 that finds no free slot makes room in the same way.
 
 L2 full: its least recently touched pages give way. If such a page lies in L1 as well, only its copy
 goes and the page itself stays.
@@ -87,8 +87,9 @@ class Traffic:
             self.go_down(now, self.shelves.victims(1, count - pool.available))
         return pool.take(count)
 
-    def go_down(self, now: float, rows: Rows) -> None:
-        """The coldest idle pages of L1 leave it, each in the cheapest way."""
+    def go_down(self, now: float, rows: Rows, *, at_once: bool = False) -> None:
+        """The coldest idle pages of L1 leave it, each in the cheapest way; `at_once`: without
+        being written first."""
         shelves, table = self.shelves, self.shelves.table
         if not rows.size:
             return
@@ -103,7 +104,7 @@ class Traffic:
         if not rows.size:
             return
         wanted = self.worth.keeps(table, rows, 2)
-        if shelves.pools[2].limit == 0:
+        if at_once or shelves.pools[2].limit == 0:
             wanted[:] = False
         lost, rows = rows[~wanted], rows[wanted]
         shelves.counters.evicted_l1 += lost.size
@@ -180,7 +181,11 @@ class Traffic:
     def read(self, now: float, rows: Rows) -> Rows:
         """L2 -> L1 for distinct pages in IN2; those (from the front) that found a slot."""
         shelves = self.shelves
-        slots = self.take_l1(now, rows.size)
+        pool = shelves.pools[1]
+        if pool.available < rows.size:
+            # An engine waits for these: the coldest make room at once instead of being written.
+            self.go_down(now, shelves.victims(1, rows.size - pool.available), at_once=True)
+        slots = pool.take(rows.size)
         rows = rows[: slots.size]
         if rows.size:
             shelves.table.set_state(rows, State.UP21)

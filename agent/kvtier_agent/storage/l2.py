@@ -66,6 +66,7 @@ class L2:
         self.durability: Durability = "async"
         self.lock = threading.Lock()
         self.segments: dict[int, tuple[Segment, Volume]] = {}
+        self._holes: dict[int, NDArray[np.bool_]] = {}
         self.sequence = 1
 
     # -- limits -----------------------------------------------------------------------------
@@ -127,8 +128,8 @@ class L2:
             segment, volume = self._segment(number)
             missing = first + np.flatnonzero(~segment.laid[first : first + count])
             # All of the segment at once if it fits, else just these slots.
-            rest = np.flatnonzero(~segment.laid)
-            rest = rest[rest + number * self.per_segment < self.limit_slots]
+            ahead = ~segment.laid & ~self._holes_of(number)
+            rest = np.flatnonzero(ahead[: max(0, self.limit_slots - number * self.per_segment)])
             whole = np.union1d(rest, missing)
             allocated = self.allocated_bytes
             for wanted in (whole, missing) if missing.size else (missing,):
@@ -137,12 +138,17 @@ class L2:
                 if fits and volume.keeps_reserve(new, self.reserve_percent):
                     for start, length in runs(wanted.astype(np.uint32)):
                         segment.lay_out(start, length)
+                    self._holes_of(number)[missing] = False
                     if self.allocated_bytes > self.cap_bytes:
                         raise OSError(errno.ENOSPC, "the file system's own blocks reach the cap")
                     return segment
             if not segment.allocated:
                 self.drop_segment(number)
             raise OSError(errno.ENOSPC, "the cap or the reserve of the volume is reached")
+
+    def _holes_of(self, number: int) -> NDArray[np.bool_]:
+        """Slots of a segment that were punched: not to be laid out ahead of their use."""
+        return self._holes.setdefault(number, np.zeros(self.per_segment, dtype=bool))
 
     def _segment(self, number: int) -> tuple[Segment, Volume]:
         held = self.segments.get(number)
@@ -201,6 +207,7 @@ class L2:
         with self.lock:
             for first, count in runs(slots):
                 for number, start, length in self._split(first, count):
+                    self._holes_of(number)[start : start + length] = True
                     held = self.segments.get(number)
                     if held is None:
                         continue

@@ -100,7 +100,7 @@ class TestPressure:
     @pytest.mark.parametrize("capacity", [1, 2, 3, 7, 10, 100, 12345])
     def test_the_lines_are_in_order_at_every_size(self, capacity):
         found = lines(capacity, 90, 95)
-        assert 0 <= found.low < found.high <= found.tighten <= found.demote <= capacity
+        assert 0 <= found.low <= found.high < found.tighten <= found.demote <= capacity
 
     def test_replacement_holds_l0_below_the_tighten_line(self):
         found = lines(1000, 90, 95)

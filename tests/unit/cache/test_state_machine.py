@@ -294,7 +294,8 @@ class CacheMachine(RuleBasedStateMachine):
     )
     def new_revision(self, l0, l1, l2, threshold, admitting, demote, frozen):
         self.behaviour = Behaviour(
-            cool_down_seconds=0.5, threshold_microseconds_per_mib=(threshold, threshold, threshold // 2),
+            cool_down_seconds=0.5,
+            threshold_microseconds_per_mib=(threshold, threshold, threshold // 2),
             admitting=admitting, tighten_percent=min(90, demote), demote_percent=demote,
             frozen=(FrozenPrefix("bot", frozen * PAGE),),
         )  # fmt: skip
@@ -409,8 +410,8 @@ def drive(seed: int, steps: int) -> dict[str, int]:
         elif action < 0.985:
             machine.new_revision(
                 rng.choice([0, 4, 8, 8, 16]), rng.choice([8, 24, 40]), rng.choice([0, 40, 40, 80]),
-                rng.choice([0, 0, 0, 50_000, 90_000, 300_000]), rng.random() < 0.9, rng.choice([95, 60]),
-                rng.choice([0, 3, 8]),
+                rng.choice([0, 0, 0, 50_000, 90_000, 300_000]), rng.random() < 0.9,
+                rng.choice([95, 60]), rng.choice([0, 3, 8]),
             )  # fmt: skip
         elif action < 0.99:
             machine.client_dies(client)
