@@ -60,6 +60,9 @@ class SmallAgent:
         self.loop.open()
         self.supervisor.start("cache", self.loop.run)
         self.http.attach(lambda: self.loop.snapshot, self.run_dir)
+        self.call(lambda: None, 30)
+        while self.loop.snapshot is None:
+            time.sleep(0.001)
 
     @property
     def core(self) -> Core:

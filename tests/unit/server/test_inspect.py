@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +11,8 @@ import numpy as np
 from kvtier_agent.cache.record import RECORD, State
 from kvtier_agent.server.client import Client
 from kvtier_agent.server.inspection import summarise
+from kvtier_cli.main import app
+from typer.testing import CliRunner
 
 
 def records(chains: int, length: int) -> np.ndarray:
@@ -58,11 +58,8 @@ def test_an_empty_table_is_all_zeros() -> None:
     assert found["top_prefixes"] == []
 
 
-def inspect(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "kvtier_cli.main", "inspect", *arguments],
-        capture_output=True, text=True, timeout=60,
-    )  # fmt: skip
+def inspect(*arguments: str) -> Any:
+    return CliRunner().invoke(app, ["inspect", *arguments])
 
 
 def test_the_command_shows_what_the_agent_holds(
@@ -72,7 +69,7 @@ def test_the_command_shows_what_the_agent_holds(
     client.put(pages.keys, pages.bytes)
     lease = client.load(pages.keys[:5])
     done = inspect("--run-dir", str(agent.run_dir), "--json", "-")
-    assert done.returncode == 0, done.stderr
+    assert done.exit_code == 0, done.stderr
     found = json.loads(done.stdout)["domains"]["default"]
     assert found["pages"] == 20
     assert found["pinned_pages"] == 5
@@ -82,7 +79,7 @@ def test_the_command_shows_what_the_agent_holds(
     assert (prefix["pages"], prefix["key"]) == (20, pages.keys[0].tobytes().hex())
     lease.release()
     shown = inspect("--run-dir", str(agent.run_dir))
-    assert shown.returncode == 0
+    assert shown.exit_code == 0
     assert "20 pages" in shown.stdout
 
 
@@ -92,7 +89,7 @@ def test_a_folder_without_an_agent_is_one_clear_line(tmp_path: Path) -> None:
         ("--run-dir", str(tmp_path), "--domain", "x"),
     ):
         done = inspect(*arguments)
-        assert done.returncode == 1
+        assert done.exit_code == 1
         assert done.stderr.startswith("error: ")
         assert len(done.stderr.splitlines()) == 1
 
@@ -100,5 +97,5 @@ def test_a_folder_without_an_agent_is_one_clear_line(tmp_path: Path) -> None:
 def test_a_file_that_is_no_page_table_is_one_clear_line(tmp_path: Path) -> None:
     (tmp_path / "default.pages").write_bytes(b"not a table" * 1000)
     done = inspect("--run-dir", str(tmp_path))
-    assert done.returncode == 1
+    assert done.exit_code == 1
     assert "no page table" in done.stderr
