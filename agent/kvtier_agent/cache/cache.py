@@ -316,8 +316,10 @@ class Cache:
         traffic = self.traffic
         traffic.lines = lines(limits[0], behaviour.tighten_percent, behaviour.demote_percent)
         if limits[2]:
-            traffic.high1 = limits[1] * self.settings.dram_high_percent // 100
-            traffic.low1 = limits[1] * self.settings.dram_low_percent // 100
+            # A small tier keeps some slots free as well, so that a chain finds room at once.
+            high, low = self.settings.dram_high_percent, self.settings.dram_low_percent
+            traffic.high1 = min(limits[1] * high // 100, limits[1] - min(limits[1] // 8, 32))
+            traffic.low1 = min(limits[1] * low // 100, limits[1] - min(limits[1] // 4, 64))
         else:  # dropping is instant: no slot needs to be free in advance
             traffic.high1 = traffic.low1 = limits[1]
         ordinary = self.shelves.frozen.configure(

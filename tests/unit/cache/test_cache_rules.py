@@ -188,13 +188,13 @@ def test_a_hit_in_nvme_is_served_from_dram_and_then_promoted(world):
 
 
 def test_a_clean_copy_is_not_written_twice(world):
-    w = world(l0=0, l1=20, l2=100)
+    w = world(l0=0, l1=20, l2=200)
     for chain in range(12):
         w.put(chain, 3)
     assert w.where(0, 3) == [2, 2, 2]
     w.load(0, 3)
     assert w.where(0, 3) == [1, 1, 1]
-    for chain in range(20, 30):
+    for chain in range(20, 45):
         w.put(chain, 3)
     assert w.where(0, 3) == [2, 2, 2]
     snapshot = w.cache.snapshot(w.now)
