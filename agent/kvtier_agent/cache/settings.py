@@ -100,8 +100,8 @@ class CacheSettings:
     dram_high_percent: int = 95
     """L1 use above which its coldest pages go down, percent, 10 to 100."""
     dram_low_percent: int = 90
-    """... down to this, percent, 5 to high. Small tiers keep at least an eighth (up to 32 slots) free
-    above the first line and a quarter (up to 64) above the second."""
+    """... down to this, percent, 5 to high. Small tiers keep at least an eighth (up to 32 slots)
+    free above the first line and a quarter (up to 64) above the second."""
     dram_load_reserve_percent: int = 2
     """Part of L1 that puts may not take, kept for pages read from L2, percent, 0 to 50."""
     write_queue_bytes: int = 256 * MIB

@@ -1,0 +1,85 @@
+"""The mover: reads first, bounded, never an exception, nothing lost at the end."""
+
+import threading
+
+import numpy as np
+from kvtier_agent.cache.moves import Move, MoveKind, MoveStatus, Outcome
+from kvtier_agent.storage.copier import Copier
+from kvtier_agent.storage.mover import Mover
+
+
+def move(number: int, kind: MoveKind, pages: int = 1) -> Move:
+    slots = np.arange(pages, dtype=np.uint32)
+    keys = np.zeros((pages, 16), dtype=np.uint8)
+    return Move(
+        number, kind, slots, slots, slots, keys, keys, np.zeros(pages, dtype=np.uint64), slots,
+        4096, 4096, 0.0,
+    )  # fmt: skip
+
+
+class GatedCopier:
+    """Writes wait for the gate; everything is noted in the order it was begun."""
+
+    def __init__(self):
+        self.gate = threading.Event()
+        self.begun = []
+
+    def execute(self, one):
+        self.begun.append(one.id)
+        if one.kind is MoveKind.WRITE:
+            assert self.gate.wait(30)
+        return Outcome.uniform(one, MoveStatus.OK)
+
+
+def collect(mover, woken, count):
+    done = []
+    while len(done) < count:
+        assert woken.wait(30)
+        woken.clear()
+        done += mover.collect()
+    return done
+
+
+def test_reads_pass_by_writes_that_hang():
+    copier, woken = GatedCopier(), threading.Event()
+    mover = Mover(copier, woken.set, threads=2)
+    mover.submit([move(i, MoveKind.WRITE) for i in range(5)])
+    mover.submit([move(100 + i, MoveKind.READ) for i in range(20)])
+    done = collect(mover, woken, 20)
+    assert {one.id for one, _ in done} == set(range(100, 120))
+    assert sum(i < 100 for i in copier.begun) == 1
+    copier.gate.set()
+    assert len(collect(mover, woken, 5)) == 5
+    mover.close()
+
+
+def test_past_the_bound_moves_are_cancelled_at_once():
+    copier, woken = GatedCopier(), threading.Event()
+    mover = Mover(copier, woken.set, queue_bytes=3 * 4096)
+    mover.submit([move(i, MoveKind.WRITE) for i in range(5)])
+    done = collect(mover, woken, 2)
+    assert all((outcome.status == MoveStatus.CANCELLED).all() for _, outcome in done)
+    copier.gate.set()
+    assert len(collect(mover, woken, 3)) == 3
+    assert mover.queued_bytes == 0
+    mover.close()
+
+
+def test_at_the_end_every_move_is_answered():
+    copier, woken = GatedCopier(), threading.Event()
+    mover = Mover(copier, woken.set)
+    mover.submit([move(i, MoveKind.WRITE) for i in range(5)])
+    threading.Timer(0.2, copier.gate.set).start()
+    mover.close()
+    assert sorted(one.id for one, _ in mover.collect()) == [0, 1, 2, 3, 4]
+    mover.submit([move(9, MoveKind.READ)])
+    ((_, outcome),) = mover.collect()
+    assert (outcome.status == MoveStatus.CANCELLED).all()
+
+
+def test_what_goes_wrong_is_an_outcome():
+    outcome = Copier().execute(move(1, MoveKind.DEMOTE, 3))  # no arenas at all
+    assert outcome.status.tolist() == [MoveStatus.IO_ERROR] * 3
+    assert outcome.error.startswith("l0->l1: ")
+    outcome = Copier().execute(move(1, MoveKind.WRITE))
+    assert outcome.status.tolist() == [MoveStatus.CANCELLED]
