@@ -14,7 +14,7 @@ from matplotlib import pyplot as plt
 from demo.stage import NODES
 from demo.watching import Frame
 
-_LAYERS = (("L0 hbm", "l0", "#1b7837"), ("L1 dram", "l1", "#5aae61"), ("L2 nvme", "l2", "#a6dba0"))
+_LAYERS = (("L0 hbm", "l0", "#1b7837"), ("L1 dram", "l1", "#4393c3"), ("L2 nvme", "l2", "#f4a582"))
 _MIB = 1 << 20
 
 
