@@ -63,7 +63,7 @@ def test_steady_state_is_silent(
     before = writes()
     process.kill()
     process.start()
-    kube.eventually(lambda: process.said("synced"), what="synced again")
+    kube.eventually(lambda: process.said("synced"), what="synced again", timeout=60)
     time.sleep(2)
     assert before() == []
 
@@ -131,12 +131,12 @@ def test_it_waits_for_the_crds_and_says_so(kube: Kube, operator: Any, apply_poli
         lines = [line for line in process.lines() if line["event"] == "waiting"]
         return any("CRDs are missing: kvtiernodes" in line["obstacle"] for line in lines)
 
-    kube.eventually(says, what="says what is missing", timeout=30)
+    kube.eventually(says, what="says what is missing", timeout=60)
     assert process.probe("/healthz")[0] == 200
     assert process.probe("/readyz")[0] == 503
     meta = {"name": crd["metadata"]["name"]}
     kube.define([{**crd, "metadata": meta, "status": None}])
-    kube.eventually(lambda: process.said("synced"), what="starts", timeout=30)
+    kube.eventually(lambda: process.said("synced"), what="starts", timeout=60)
     kube.eventually(lambda: process.probe("/readyz")[0] == 200, what="ready")
 
 
@@ -152,7 +152,7 @@ def test_another_crd_version_makes_no_new_revision(
     process.kill()
     apply_policy("chat", page={"tokens": 256}, pressure={"tightenPercent": 90}, durability="async")
     process.start()
-    kube.eventually(lambda: process.said("synced"), what="synced")
+    kube.eventually(lambda: process.said("synced"), what="synced", timeout=60)
     kube.eventually(lambda: ready_reason("chat") == ("True", "InForce"), what="still in force")
     after = [r["metadata"]["uid"] for r in kube.list("controllerrevisions", "kvtier-system")]
     assert after == before
