@@ -18,7 +18,7 @@ import os
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -276,8 +276,26 @@ def _cluster(
     _store_and_load(containers, tag, folders, agent)
     second = _in_force(plane, _policy("96Mi"), logs)
     agent.stop()
+    _retired(plane, logs)
+    for container in (operator, agent):
+        if "forbidden" in container.logs(lines=10_000):
+            raise ImageError(f"{container.name} lacks a right that it uses\n{container.logs()}")
     operator.stop()
     return first, second
+
+
+def _retired(plane: ControlPlane, logs: Callable[[], str]) -> None:
+    """A node that leaves takes its KVTierNode along, and the operator has told of what it did."""
+    plane.kubectl("delete", "node", "node-a")
+    until(
+        lambda: not plane.kubectl("get", "ktn", "-o", "name").stdout.strip(),
+        *("KVTierNode node-a is deleted", 30, logs),
+    )
+    told = plane.kubectl(
+        "get", "events.events.k8s.io", "-n", "default", "-o", "jsonpath={.items[*].regarding.kind}"
+    ).stdout
+    if "KVTierPolicy" not in told:
+        raise ImageError(f"no event about the policy in namespace default\n{logs()}")
 
 
 def _install_chart(plane: ControlPlane, home: Path) -> None:
@@ -325,7 +343,7 @@ def _in_cluster(plane: ControlPlane, folder: Path, account: str, pod: str = "") 
     )
 
 
-def _in_force(plane: ControlPlane, policy: dict[str, Any], logs: Any) -> float:
+def _in_force(plane: ControlPlane, policy: dict[str, Any], logs: Callable[[], str]) -> float:
     """Applies a policy as a user does and waits until its status says that the node obeys it."""
     began = time.monotonic()
     _apply(plane, policy)
