@@ -75,6 +75,8 @@ lock: $(UV)  ## Recompute the lock files under requirements/
 	  --override requirements/vllm-overrides.txt --extra agent pyproject.toml requirements/vllm.in -o requirements/vllm.lock
 	$(UV) pip compile --quiet --no-deps --universal --python-version 3.11 --generate-hashes --no-header --no-annotate \
 	  requirements/model.in -o requirements/model.lock
+	$(UV) pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --no-annotate \
+	  requirements/build.in -o requirements/build.lock
 
 reference: setup  ## Generate crds/*.yaml and docs/reference from the models and from --help
 	$(PY) -m kvtier_api.crd
