@@ -16,6 +16,10 @@ import pytest
 os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
 os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+# One thread, bound to no core: on a shared machine two that wait for each other by spinning take
+# minutes, and one adds up in the same order every time.
+os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 BLOCK_TOKENS = 32
 PAGE_TOKENS = 64
@@ -123,6 +127,7 @@ def engine(agent: Agent, model_folder: Path) -> Iterator[Any]:
             kv_connector_extra_config={
                 "kvtier.socket": str(agent.socket),
                 "kvtier.page_tokens": PAGE_TOKENS,
+                "kvtier.timeout_milliseconds": 20_000,  # a busy machine is no miss
             },
         ),
     )

@@ -20,6 +20,7 @@ request with an error, so say so in the configuration).
 from __future__ import annotations
 
 import logging
+import time
 import zlib
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -34,6 +35,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 from kvtier_agent.cache.identity import as_keys, child_key_from_digest
 from kvtier_agent.connectors.vllm.layout import BlockCopier, EngineLayout, engine_layout
 from kvtier_agent.connectors.vllm.plan import LoadPages, RequestPlanner, SavePages
+from kvtier_agent.connectors.vllm.speed import PrefillSpeed
 from kvtier_agent.server.client import Client
 
 if TYPE_CHECKING:
@@ -61,6 +63,8 @@ class StepPlan(KVConnectorMetadata):  # type: ignore[misc]
 
     loads: list[LoadPages] = field(default_factory=list)
     saves: list[SavePages] = field(default_factory=list)
+    tokens: int = 0
+    """Tokens that the forward pass computes, over all requests."""
 
 
 def request_number(request_id: str) -> int:
@@ -107,6 +111,7 @@ class KvtierConnector(KVConnectorBase_V1):  # type: ignore[misc]
         self._copier: BlockCopier | None = None
         self._bad_blocks: set[int] = set()
         self._failed_requests: set[str] = set()
+        self._speed = PrefillSpeed(self._layout.geometry.page_tokens)
 
     @property
     def requires_kv_delivery(self) -> bool:
@@ -143,7 +148,7 @@ class KvtierConnector(KVConnectorBase_V1):  # type: ignore[misc]
             self._planner.allocated(request.request_id, num_external_tokens)
 
     def build_connector_meta(self, scheduler_output: SchedulerOutput) -> KVConnectorMetadata:
-        plan = StepPlan()
+        plan = StepPlan(tokens=scheduler_output.total_num_scheduled_tokens)
         scheduled = scheduler_output.num_scheduled_tokens
         for new in scheduler_output.scheduled_new_reqs:
             self._planner.blocks_replaced(new.req_id, new.block_ids[0])
@@ -184,6 +189,7 @@ class KvtierConnector(KVConnectorBase_V1):  # type: ignore[misc]
         self._failed_requests.clear()
         for load in self._plan().loads:
             self._load(load)
+        self._speed.begin(time.monotonic())
 
     def _load(self, load: LoadPages) -> None:
         assert self._copier is not None
@@ -219,15 +225,19 @@ class KvtierConnector(KVConnectorBase_V1):  # type: ignore[misc]
 
     def wait_for_save(self) -> None:
         page_tokens = self._layout.geometry.page_tokens
-        for save in self._plan().saves:
+        plan = self._plan()
+        for save in plan.saves:
             if save.request_id in self._failed_requests:
                 continue  # computed on blank blocks: wrong, and recomputed by vLLM
             assert self._copier is not None
+            pages = self._copier.gather(save.block_ids)  # waits for the device to be done
+            self._speed.end(time.monotonic(), plan.tokens)
             self._client.put(
                 as_keys(b"".join(save.keys)),
-                self._copier.gather(save.block_ids),
+                pages,
                 depth=save.first_page * page_tokens,
                 parent=save.parent,
+                tokens_per_second=self._speed.tokens_per_second,
             )
 
     def get_block_ids_with_load_errors(self) -> set[int]:
