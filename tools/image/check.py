@@ -265,7 +265,8 @@ def _cluster(
             *_in_cluster(plane, root / "agent-token", "kvtier-agent", "agent-a"),
         ),
     )
-    agent.answers(f"{agent_address}/healthz")
+    # Ready without a policy too, or a DaemonSet's update would wait for one on every node.
+    agent.answers(f"{agent_address}/readyz")
 
     def logs() -> str:
         seen = plane.kubectl("get", "ktp,ktn", "-o", "yaml", check=False).stdout
