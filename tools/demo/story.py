@@ -2,9 +2,12 @@
 
 1. A control plane, CRDs, nodes, operator and agents come up.
 2. A policy is applied with kubectl; traffic begins once it is in force on all nodes.
-3. Half-way through, an edited policy is applied under traffic. What is measured: the time until
-   all nodes report the new revision, that no agent restarted, that all pages are still there.
-4. The end: promises, a plot, and everything that was started is gone.
+3. A third of the way, an edited policy is applied under traffic: smaller L0, larger L1. What is
+   measured: the time until all nodes report the new revision, that no agent restarts, that no
+   request fails.
+4. After another third the edit is taken back. This time the engines hold their breath for the
+   moment, so that it is the edit alone that moves pages: all of them must still be there.
+5. The end: promises, a plot, and everything that was started is gone.
 """
 
 from __future__ import annotations
@@ -28,9 +31,6 @@ from demo.watching import Frame, Watch, condition
 HERE = Path(__file__).parent
 POLICY = HERE / "policy.yaml"
 EDITED = HERE / "policy-edited.yaml"
-
-SETTLE_SECONDS = 3.0
-"""Between a policy in force and a look at what it did: pages on their way arrive."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,25 +111,40 @@ def _watched(
     watch: Watch,
     first: str,
 ) -> Edit:
-    """Traffic, the edit half-way, and traffic again."""
+    """Traffic, with an edit of the policy and its taking back in between."""
+    part = script.seconds / 3
     with screen.live():
-        _look(script.seconds / 2, screen, stage, traffic, watch)
-        screen.say("the policy is edited: smaller L0, larger L1, shorter cool-down")
-        before = {node: one.held() for node, one in traffic.items()}
+        _look(part, screen, stage, traffic, watch)
         boots = _boots(stage)
         watch.mark("edit")
-        applied = time.monotonic()
-        stage.apply(EDITED)
-        second = stage.wait_in_force(other_than=first)
-        seconds = time.monotonic() - applied
-        screen.say(
-            f"kubectl apply policy-edited.yaml: revision {second[:10]} in force on all nodes "
-            f"after {seconds:.2f} s"
-        )
-        _look(SETTLE_SECONDS, screen, stage, traffic, watch)
-        after = {node: one.still_held(before[node]) for node, one in traffic.items()}
-        _look(max(0.0, script.seconds / 2 - SETTLE_SECONDS), screen, stage, traffic, watch)
-    return Edit(seconds, before, after, boots, _boots(stage))
+        second, first_seconds = _edit(screen, stage, EDITED, first)
+        _look(part, screen, stage, traffic, watch)
+        with ExitStack() as breath:
+            for one in traffic.values():
+                breath.enter_context(one.held_back())
+            for one in traffic.values():
+                one.settle()
+            before = {node: one.held() for node, one in traffic.items()}
+            watch.mark("revert")
+            _, second_seconds = _edit(screen, stage, POLICY, second)
+            for one in traffic.values():
+                one.settle()
+            after = {node: one.still_held(before[node]) for node, one in traffic.items()}
+        _look(part, screen, stage, traffic, watch)
+    return Edit((first_seconds, second_seconds), before, after, boots, _boots(stage))
+
+
+def _edit(screen: Screen, stage: Stage, policy: Path, revision: str) -> tuple[str, float]:
+    """Apply a policy while `revision` is in force: the new revision, and how long it took."""
+    began = time.monotonic()
+    stage.apply(policy)
+    new = stage.wait_in_force(other_than=revision)
+    seconds = time.monotonic() - began
+    screen.say(
+        f"kubectl apply {policy.name}: revision {new[:10]} in force on all nodes after "
+        f"{seconds:.2f} s"
+    )
+    return new, seconds
 
 
 def _look(

@@ -7,6 +7,7 @@ replay's own engine, so that every byte that comes back is verified.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,6 +20,7 @@ from kvtier_agent.cache.geometry import Geometry
 from kvtier_agent.replay.content import Content
 from kvtier_agent.replay.engine import Engine
 from kvtier_agent.replay.keys import ChainKeys
+from kvtier_agent.replay.readings import settled_stats
 from kvtier_agent.replay.trace import Request
 from kvtier_agent.server.client import Client
 
@@ -113,6 +115,9 @@ class NodeTraffic:
         self._full: dict[bytes, None] = {}
         self._lock = threading.Lock()
         self._stopping = threading.Event()
+        self._turn = threading.Lock()
+        self._go_on = threading.Event()
+        self._go_on.set()
         self._thread = threading.Thread(target=self._go, name=f"traffic-{node}", daemon=True)
         self.broken: BaseException | None = None
 
@@ -125,6 +130,20 @@ class NodeTraffic:
             self._thread.join(20)
         self._client.close()
         self._probe.close()
+
+    @contextlib.contextmanager
+    def held_back(self) -> Iterator[None]:
+        """The engine takes no new request inside; the one it is at is finished first."""
+        self._go_on.clear()
+        try:
+            with self._turn:
+                yield
+        finally:
+            self._go_on.set()
+
+    def settle(self) -> None:
+        """Wait until the agent has no page on its way between tiers (ten seconds at most)."""
+        settled_stats(self._probe)
 
     def figures(self) -> Figures:
         """What this engine got so far."""
@@ -169,7 +188,9 @@ class NodeTraffic:
                 due = start + (request.timestamp_milliseconds - first) / 1000 / self._pace
                 if self._stopping.wait(max(0.0, due - time.monotonic())):
                     return
-                self._one(request)
+                self._go_on.wait()
+                with self._turn:
+                    self._one(request)
         except Exception as error:  # the demo must see that its traffic has ended
             self.broken = error
 
