@@ -96,6 +96,7 @@ class _Loop:
     target: Callable[[Heart], None]
     heart: Heart
     stuck_seconds: float
+    wake_up: Callable[[], None] | None = None
     restarts: int = 0
     down: bool = False
     down_at: float | None = None
@@ -120,15 +121,20 @@ class Supervisor:
         self._lock = threading.Lock()
 
     def start(
-        self, name: str, target: Callable[[Heart], None], stuck_seconds: float | None = None
+        self,
+        name: str,
+        target: Callable[[Heart], None],
+        stuck_seconds: float | None = None,
+        wake: Callable[[], None] | None = None,
     ) -> None:
         """Run ``target(heart)`` in a thread called ``name`` until ``stop``.
 
-        ``stuck_seconds`` (default 5) is the age of the last beat at which health turns red.
+        ``stuck_seconds`` (default 5) is the age of the last beat at which health turns red;
+        ``wake`` ends a wait inside the loop, so that it sees at once that it is to stop.
         Raises ``ValueError`` when a loop of that name exists already.
         """
         limit = self._stuck_seconds if stuck_seconds is None else stuck_seconds
-        loop = _Loop(name, target, Heart(self._clock), limit)
+        loop = _Loop(name, target, Heart(self._clock), limit, wake)
         with self._lock:
             if name in self._loops:
                 raise ValueError(f"a loop named {name!r} runs already")
@@ -143,6 +149,8 @@ class Supervisor:
         for loop in loops:
             loop.heart.stopping.set()
             loop.wake.set()
+            if loop.wake_up is not None:
+                loop.wake_up()
         end = time.monotonic() + timeout_seconds
         late: list[str] = []
         for loop in loops:

@@ -203,7 +203,7 @@ class Agent:
             self._cores[domain.name] = core
             loop.add(TrustDomain(domain.name, core, domain.gid))
         loop.open()
-        self.supervisor.start("cache", loop.run)
+        self.supervisor.start("cache", loop.run, wake=loop.wake)
 
     def _find_device(self) -> Device:
         try:

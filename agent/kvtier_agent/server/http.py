@@ -79,7 +79,7 @@ class HttpServer:
 
     def run(self, heart: Heart) -> None:
         """Serve until ``heart.stopping``; a target for ``Supervisor.start``."""
-        self._server.timeout = 0.5
+        self._server.timeout = 0.1
         while not heart.stopping.is_set():
             heart.beat()
             self._server.handle_request()

@@ -208,7 +208,7 @@ class CacheLoop:
             now,
             self.boot,
             len(self._calls),
-            {name: channel.snapshot(now) for name, channel in self._channels.items()},
+            {name: channel.figures(now) for name, channel in self._channels.items()},
         )
 
     def _open_channel(self, domain: TrustDomain) -> None:

@@ -33,7 +33,7 @@ QUEUE_BYTES = 4 << 30
 
 STUCK_SECONDS = 30.0
 """A batch on a slow drive takes long; one that takes this long is a drive that hangs."""
-BEAT_SECONDS = 0.5
+BEAT_SECONDS = 0.1
 CLOSE_SECONDS = 10.0
 
 _CLASS = {MoveKind.READ: 0, MoveKind.DEMOTE: 1, MoveKind.PROMOTE: 1}

@@ -58,7 +58,7 @@ class SmallAgent:
             self.cores[name] = self._core(name, gid, lease_seconds)
             self.loop.add(TrustDomain(name, self.cores[name], gid))
         self.loop.open()
-        self.supervisor.start("cache", self.loop.run)
+        self.supervisor.start("cache", self.loop.run, wake=self.loop.wake)
         self.http.attach(lambda: self.loop.snapshot, self.run_dir)
         self.call(lambda: None, 30)
         while self.loop.snapshot is None:
