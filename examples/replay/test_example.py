@@ -38,7 +38,7 @@ def test_the_readme_runs(tmp_path: Path) -> None:
         assert done.returncode == 0, f"{line}\n{done.stderr}"
     result = json.loads((tmp_path / "out.json").read_text())
     hits = result["hits"]
-    assert result["trace"]["requests"] == 1000
+    assert result["trace"]["requests"] == 500
     assert result["pages_verified"] == hits["l0"] + hits["l1"] + hits["l2"] > 0
     assert result["wrong_bytes"] == 0
 
