@@ -23,8 +23,8 @@ SPACE = 253
 
 @dataclass(frozen=True, slots=True)
 class L0Room:
-    """Free slots of L0 up to the tighten line (below 0: tightened), up to the demote line, and
-    at all."""
+    """Slots of L0 up to the tighten line (below 0: tightened), up to the demote line, and those
+    that are there right now (fewer while a growth waits for memory)."""
 
     tighten: int
     demote: int
@@ -51,11 +51,11 @@ def place(
     ordinary = np.flatnonzero(admits[0] & ~exempt)
     free = np.flatnonzero(exempt)[: room.all]
     out[free] = 0
-    if room.tighten >= 0:
-        out[ordinary[: max(0, room.tighten - free.size)]] = 0
-    else:  # tightened: only the better half still enters
-        better = ordinary[density[ordinary] >= median]
-        out[better[: max(0, room.demote - free.size)]] = 0
+    line = room.tighten
+    if line < 0:  # tightened: only the better half still enters
+        ordinary = ordinary[density[ordinary] >= median]
+        line = room.demote
+    out[ordinary[: max(0, min(line, room.all) - free.size)]] = 0
     return out
 
 

@@ -311,6 +311,8 @@ class Cache:
         limits = list(self._limits(budgets))
         if l2_slots is not None:
             limits[2] = min(limits[2], l2_slots)
+        # A page has a slot and a record: L2 gets no more slots than there are records for.
+        limits[2] = min(limits[2], max(0, self.table.max_pages - limits[0] - limits[1]))
         for pool, limit in zip(self.shelves.pools, limits, strict=True):
             pool.set_limit(limit)
         traffic = self.traffic

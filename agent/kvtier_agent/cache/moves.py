@@ -69,7 +69,8 @@ class Move:
 
     @property
     def bytes(self) -> int:
-        return len(self.source) * self.page_bytes
+        """Bytes to be copied; an order about empty slots copies none."""
+        return len(self.source) * self.page_bytes if self.kind.carries_pages else 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -168,4 +168,6 @@ class Outcomes:
             pools[2].give(healed)
         else:
             tier = (MoveKind.PUNCH_L0, MoveKind.PUNCH_L1, MoveKind.PUNCH_L2).index(move.kind)
-            pools[tier].punched(move.source)
+            untried = outcome.status == MoveStatus.CANCELLED
+            pools[tier].punched(move.source[~untried])
+            pools[tier].punch_again(move.source[untried])

@@ -133,8 +133,6 @@ class Puts:
             tier[exempt & (tier == 1)] = admission.SPACE
         tier = admission.close_holes(tier, exempt)
         slots = self._slots_for(now, tier)
-        tier = admission.close_holes(tier, np.zeros_like(exempt))
-        slots = slots[: np.count_nonzero(tier < admission.SPACE)]
         status[fresh[tier == admission.VALUE]] = PutStatus.REFUSED_VALUE
         status[fresh[tier == admission.SPACE]] = PutStatus.REFUSED_SPACE
         placed = np.flatnonzero(tier < admission.SPACE)
@@ -246,7 +244,10 @@ class Puts:
         """Pages that are held already and belong to a frozen prefix (0: to none)."""
         table = self.shelves.table
         new = (prefixes > 0) & (table.frozen[rows] == 0) & ~table.has(rows, Flag.PARTIAL)
-        rows, prefixes = rows[new], prefixes[new]
+        # A call may name a page twice: it joins, and is moved, once.
+        rows, firsts = np.unique(rows[new], return_index=True)
+        order = np.argsort(firsts)
+        rows, prefixes = rows[order], prefixes[new][firsts[order]]
         for number in np.unique(prefixes).tolist():
             mine = rows[prefixes == number]
             self.shelves.frozen.add(number, mine, table)

@@ -81,7 +81,7 @@ class SlotPool:
         """Give slots back. Giving a slot back twice is a bug and raises."""
         if not slots.size:
             return
-        if not self._taken[slots].all():
+        if not self._taken[slots].all() or np.unique(slots).size < slots.size:
             raise AssertionError("a slot was given back that was not taken")
         self._taken[slots] = False
         self.used -= len(slots)
@@ -120,6 +120,11 @@ class SlotPool:
     def punched(self, slots: Slots) -> None:
         """The memory behind `slots` is gone: they are holes that a later growth may use."""
         self._holes.extend(slots.tolist())
+
+    def punch_again(self, slots: Slots) -> None:
+        """Giving back the memory behind `slots` was not tried: they wait for it anew."""
+        if slots.size:
+            self._to_punch.append(slots)
 
     def _push(self, slots: Slots) -> None:
         need = self.free_count + len(slots)

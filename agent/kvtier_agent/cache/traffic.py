@@ -37,6 +37,11 @@ NEAR_BOUND = 0.9
 """Part of `write_queue_bytes` from which cold pages are dropped instead of queued."""
 
 
+PUNCH_SLOTS = 4096
+"""Slots that one order to give memory back names at most: no bytes are copied for it, and a tier
+that shrinks by a terabyte must not become a hundred thousand orders."""
+
+
 class Traffic:
     """Moves between tiers. `lines`: of L0; `high1`, `low1`: water marks of L1 in slots."""
 
@@ -251,7 +256,9 @@ class Traffic:
         target: NDArray[np.uint32],
     ) -> None:
         table, geometry = self.shelves.table, self.worth.geometry
-        step = max(1, self.worth.settings.move_bytes // geometry.page_bytes)
+        step = PUNCH_SLOTS
+        if kind.carries_pages or kind is MoveKind.SCRUB:
+            step = max(1, self.worth.settings.move_bytes // geometry.page_bytes)
         for start in range(0, len(rows), step):
             part = slice(start, start + step)
             some = rows[part]
