@@ -135,6 +135,12 @@ class ShmArena:
         for first, count in runs(slots):
             punch_hole(self.fd, first * slot_bytes, count * slot_bytes)
 
+    def keep_first(self, length: int) -> None:
+        """Give back all memory behind the arena but that of its first `length` bytes."""
+        start = align_up(length)
+        if start < self.size_bytes:
+            punch_hole(self.fd, start, self.size_bytes - start)
+
     def collapse(self, length: int) -> bool:
         """Ask for huge pages behind the first `length` bytes; best effort. True if granted."""
         length = min(length, self.size_bytes) // HUGE_PAGE * HUGE_PAGE

@@ -17,9 +17,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from pathlib import Path
+from collections.abc import Callable
 
 import numpy as np
 
@@ -31,75 +29,22 @@ from kvtier_agent.cache.identity import KEY_VERSION
 from kvtier_agent.cache.moves import Move, MoveKind, Outcome
 from kvtier_agent.cache.page_table import LAYOUT_VERSION, PageTable, TableError
 from kvtier_agent.cache.results import Registration, Ticket
-from kvtier_agent.cache.settings import Behaviour, Budgets, CacheSettings
+from kvtier_agent.cache.settings import Behaviour, Budgets
 from kvtier_agent.storage import recovery
 from kvtier_agent.storage.copier import Copier
-from kvtier_agent.storage.fileio import FileIO
+from kvtier_agent.storage.fileio import FileIO, allow_many_files
 from kvtier_agent.storage.l2 import L2
 from kvtier_agent.storage.mover import Mover, Start, SyncMover
+from kvtier_agent.storage.settings import (
+    ArenaInfo,
+    CoreError,
+    CoreSettings,
+    Layout,
+    as_core_error,
+)
 from kvtier_agent.storage.volume import Volume, VolumeError
 
-
-class CoreError(Exception):
-    """A tier cannot be set up as asked; one line that says what to do. `reason`: the name of the
-    condition's reason (`kvtier_api.reasons`)."""
-
-    def __init__(self, message: str, reason: str = "OutOfMemory") -> None:
-        super().__init__(message)
-        self.reason = reason
-
-
-@dataclass(frozen=True, slots=True)
-class CoreSettings:
-    """Where one trust domain's tiers live."""
-
-    domain: str
-    arena_folder: Path
-    """tmpfs folder of the L1 (and, on `cpu`, L0) arena files; usually below /dev/shm."""
-    table_path: Path
-    """The page table file (also on tmpfs); readable by clients of the domain."""
-    volumes: Mapping[str, Path]
-    """Volume name -> mount directory."""
-    maximum_l0_bytes: int
-    """Largest L0 a later revision may ask for: address space only (`cpu`), bytes."""
-    maximum_l1_bytes: int
-    """Largest L1 a later revision may ask for: address space only, bytes."""
-    device: str = "cpu"
-    """`cpu` or `cuda[:N]`."""
-    gid: int | None = None
-    """Group that may map the arena; None: the agent's own."""
-    allow_root_filesystem: bool = False
-    """Standalone only: accept a volume on the root file system."""
-    mover_threads: int = 2
-    """Threads that move pages, 2 to 64; one is always free for reads."""
-    synchronous: bool = False
-    """Moves are executed inside `pump`, on the caller's thread. For tests and measurements."""
-    cache: CacheSettings = field(default_factory=CacheSettings)
-
-
-@dataclass(frozen=True, slots=True)
-class ArenaInfo:
-    """What a client needs to map an arena: `kind` shm (path) or cuda (handles, one per chunk)."""
-
-    tier: int
-    kind: str
-    path: str
-    size_bytes: int
-    chunk_bytes: int = 0
-    handles: tuple[bytes, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Layout:
-    """What Hello tells a client. `boot_id`: 16 bytes, new at every start; leases are void after."""
-
-    boot_id: bytes
-    layout_version: int
-    key_version: int
-    page_bytes: int
-    slot_bytes: int
-    arenas: tuple[ArenaInfo, ...]
-    table_path: str
+__all__ = ["ArenaInfo", "Core", "CoreError", "CoreSettings", "Layout"]
 
 
 class Core:
@@ -120,12 +65,12 @@ class Core:
         self.boot_id = os.urandom(16)
         self.on_outcome: Callable[[float, Move, Outcome], None] = lambda *_: None
         self._io = io or FileIO()
+        allow_many_files()
         self._preparing = threading.Lock()
         self._volumes: dict[str, Volume] = {}
         self._l2: L2 | None = None
         self._found = recovery.NOTHING
         self._prepared: tuple[Behaviour, Budgets] | None = None
-        self._backed = 0
         folder, name = settings.arena_folder, settings.domain
         try:
             self.table = PageTable(
@@ -170,13 +115,10 @@ class Core:
                 self._back_bytes(budgets)
                 if self._l2 is None and budgets.l2_bytes:
                     self._find_pages({**self._volumes, **opened}, behaviour)
-            except (VolumeError, ArenaError, CoreError) as error:
+            except (VolumeError, ArenaError, CoreError, OSError) as error:
                 for volume in opened.values():
                     volume.close()
-                if isinstance(error, CoreError):
-                    raise
-                reason = error.reason if isinstance(error, VolumeError) else "OutOfMemory"
-                raise CoreError(str(error), reason) from error
+                raise as_core_error(error) from error
             self._volumes.update(opened)
             self._prepared = (behaviour, budgets)
 
@@ -188,9 +130,18 @@ class Core:
         cache = self.cache
         if cache.shaped:
             self._back_slots(cache.geometry, budgets)
-            self._change_volumes(now, budgets, cache.geometry)
+            try:
+                self._change_volumes(now, behaviour, budgets, cache.geometry)
+            except (VolumeError, OSError) as error:
+                raise as_core_error(error) from error
+        else:
+            for arena, size in ((self._l0, budgets.l0_bytes), (self._l1, budgets.l1_bytes)):
+                if isinstance(arena, ShmArena):
+                    arena.keep_first(size)
         slots = self._limit_l2(behaviour, budgets)
         cache.reconfigure(now, behaviour, budgets, l2_slots=slots)
+        if cache.shaped:
+            self._take_in()
 
     def register(self, now: float, geometry: Geometry) -> Registration:
         """Cache thread: a client's geometry; the first one lays out slots and opens L2.
@@ -205,25 +156,28 @@ class Core:
                     self.settings.device, self.settings.maximum_l0_bytes, geometry.slot_bytes
                 )
                 self._copier.l0 = self._l0
-            if budgets.l2_bytes:
-                self._open_l2(geometry, behaviour, budgets)
-                self._change_volumes(now, budgets, geometry)
-        except (VolumeError, ArenaError) as error:
-            reason = error.reason if isinstance(error, VolumeError) else "OutOfMemory"
-            raise CoreError(str(error), reason) from error
+            self._change_volumes(now, behaviour, budgets, geometry)
+        except (VolumeError, ArenaError, OSError) as error:
+            raise as_core_error(error) from error
         cache.l2_slots = self._limit_l2(behaviour, budgets)
         cache.geometry = geometry
         for pool, arena in zip(cache.shelves.pools, (self._l0, self._l1), strict=False):
             pool.maximum = arena.size_bytes // geometry.slot_bytes
         self._back_slots(geometry, budgets)
         answer = cache.register(now, geometry)
-        if self._l2 is not None:
-            found, self._found = self._found, recovery.NOTHING
-            taken = cache.adopt(
-                found.keys, found.parents, found.depths, found.checksums, found.slots
-            )
-            recovery.keep_only(self._l2, found.slots[taken])
+        self._take_in()
         return answer
+
+    def _take_in(self) -> None:
+        """Offer the cache what was found on the volumes; what it does not take is removed."""
+        found, self._found = self._found, recovery.NOTHING
+        if self._l2 is None or found is recovery.NOTHING:
+            return
+        found = found.only(np.isin(found.slots // self._l2.per_segment, list(self._l2.segments)))
+        taken = self.cache.adopt(
+            found.keys, found.parents, found.depths, found.checksums, found.slots
+        )
+        recovery.keep_only(self._l2, found.slots[taken])
 
     def _open_volumes(self, budgets: Budgets) -> dict[str, Volume]:
         """Volumes of the budget that are not open yet."""
@@ -259,9 +213,13 @@ class Core:
         return opened
 
     def _find_pages(self, volumes: dict[str, Volume], behaviour: Behaviour) -> None:
-        """Read the headers of what is there, before any client asks."""
-        geometries = [recovery.geometry_of(volume) for volume in volumes.values()]
-        known = [geometry for geometry in geometries if geometry is not None]
+        """Read the headers of what is there: of the geometry of our clients or, before the first
+        one, of the pages."""
+        if self.cache.shaped:
+            known = [self.cache.geometry]
+        else:
+            geometries = [recovery.geometry_of(volume) for volume in volumes.values()]
+            known = [geometry for geometry in geometries if geometry is not None]
         if known:
             l2 = L2(list(volumes.values()), known[0], io=self._io)
             l2.durability = behaviour.durability
@@ -278,16 +236,15 @@ class Core:
         self._l2.durability = behaviour.durability
         self._found = recovery.recover(self._l2)
 
-    def _change_volumes(self, now: float, budgets: Budgets, geometry: Geometry) -> None:
-        """Volumes that joined or left with a revision."""
+    def _change_volumes(
+        self, now: float, behaviour: Behaviour, budgets: Budgets, geometry: Geometry
+    ) -> None:
+        """Open L2 if it is wanted; volumes that joined or left with a revision."""
         wanted = set(budgets.volumes) if budgets.l2_bytes else set()
+        if wanted:
+            self._open_l2(geometry, behaviour, budgets)
         if self._l2 is None:
-            if not wanted:
-                return
-            self._open_l2(geometry, self.cache.behaviour, budgets)
-            self._found = recovery.NOTHING
-            assert self._l2 is not None
-            recovery.keep_only(self._l2, np.empty(0, dtype=np.uint32))
+            return
         held = {volume.name for volume in self._l2.volumes}
         lost = self._l2.withdraw(held - wanted)
         if lost:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
+import resource
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,15 @@ from typing import Any
 from kvtier_agent.cache.arena import punch_hole
 
 IOV_MAX = 1024
+
+
+def allow_many_files() -> None:
+    """Raise this process's soft limit on open files to the hard one: each segment of NVMe keeps
+    its file open, sixteen for every GiB, and the usual soft limit is 1024."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 class FileIO:
@@ -44,6 +55,17 @@ class FileIO:
 
     def flush(self, fd: int) -> None:
         os.fdatasync(fd)
+
+    def flush_folder(self, folder: Path) -> None:
+        """Make the names in a folder last, where the file system can be told to."""
+        fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(fd)
+        except OSError as error:
+            if error.errno != errno.EINVAL:
+                raise
+        finally:
+            os.close(fd)
 
     def allocated(self, fd: int) -> int:
         """Bytes of blocks the file really takes."""

@@ -33,6 +33,7 @@ from kvtier_agent.storage.segment import (
     HeaderBlock,
     PageStamp,
     Segment,
+    SegmentGoneError,
     segment_name,
 )
 from kvtier_agent.storage.volume import Volume
@@ -116,11 +117,18 @@ class L2:
                 block = headers.bytes[where[0] : where[0] + len(where)]
                 segment.write(first, block, payload)
                 if self.durability == "sync":
-                    segment.flush()
+                    self._make_last(segment)
             except OSError as error:
                 status[where] = _status_of(error)
                 errors.append(f"write: {error.strerror or error}")
         return status, errors[0] if errors else ""
+
+    def _make_last(self, segment: Segment) -> None:
+        """The pages to the device and, the first time, the file's name too."""
+        segment.flush()
+        if not segment.named:
+            self.io.flush_folder(segment.path.parent)
+            segment.named = True
 
     def _room_for(self, number: int, first: int, count: int) -> Segment:
         """The segment, with blocks for these slots, inside cap and reserve. Raises OSError."""
@@ -138,10 +146,12 @@ class L2:
                 if fits and volume.keeps_reserve(new, self.reserve_percent):
                     for start, length in runs(wanted.astype(np.uint32)):
                         segment.lay_out(start, length)
-                    self._holes_of(number)[missing] = False
-                    if self.allocated_bytes > self.cap_bytes:
-                        raise OSError(errno.ENOSPC, "the file system's own blocks reach the cap")
-                    return segment
+                    if self.allocated_bytes <= self.cap_bytes:
+                        self._holes_of(number)[missing] = False
+                        return segment
+                    # The file system's own blocks reach the cap: all goes back.
+                    for start, length in runs(wanted.astype(np.uint32)):
+                        segment.punch(start, length)
             if not segment.allocated:
                 self.drop_segment(number)
             raise OSError(errno.ENOSPC, "the cap or the reserve of the volume is reached")
@@ -227,7 +237,7 @@ class L2:
                 continue
             memory[0] = (slot * 37 + 11) % 251
             memory[1] = 0
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError), held[0].in_use():
                 offset = first * self.stride
                 done = self.io.write(held[0].fd, [memory[0]], offset)
                 done += self.io.read(held[0].fd, [memory[1]], offset)
@@ -296,7 +306,9 @@ class L2:
 
 
 def _status_of(error: OSError) -> MoveStatus:
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+    if isinstance(error, SegmentGoneError):
+        return MoveStatus.CANCELLED
+    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE):
         return MoveStatus.NO_SPACE
     if error.errno == errno.EROFS:
         return MoveStatus.READ_ONLY

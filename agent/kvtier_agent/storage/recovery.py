@@ -47,6 +47,16 @@ class Found:
     checksums: NDArray[np.uint64]
     slots: Slots
 
+    def only(self, which: NDArray[np.bool_]) -> Found:
+        """Some of them."""
+        return Found(
+            self.keys[which],
+            self.parents[which],
+            self.depths[which],
+            self.checksums[which],
+            self.slots[which],
+        )
+
 
 NOTHING = Found(
     np.empty((0, 16), dtype=np.uint8),
@@ -167,6 +177,8 @@ def _write_manifest(volume: Volume, geometry: Geometry) -> None:
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(volume.folder / MANIFEST_NAME)
+        for folder in (volume.folder, *volume.folder.parents[:2]):
+            volume.io.flush_folder(folder)
     except OSError as error:
         reasons = {errno.ENOSPC: "VolumeFull", errno.EROFS: "VolumeReadOnly"}
         raise VolumeError(

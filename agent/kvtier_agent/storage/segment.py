@@ -13,10 +13,13 @@ arena: its slots are page aligned, so O_DIRECT needs no bounce buffer for the pa
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import mmap
 import os
+import threading
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -111,6 +114,10 @@ class HeaderBlock:
         return good
 
 
+class SegmentGoneError(OSError):
+    """The file was closed: its volume was withdrawn, or its last slot was given back."""
+
+
 class Segment:
     """One file of `slots` slots. Offsets in it are exact; who may use which slot is `L2`'s rule."""
 
@@ -123,7 +130,12 @@ class Segment:
         self.slots = slots
         self.slot_bytes = slot_bytes
         self.stride = HEADER_BYTES + slot_bytes
+        self.named = False
+        """Does the folder's entry of the file last? (See `L2.write`, durability sync.)"""
         self._io = io
+        self._guard = threading.Lock()
+        self._users = 0
+        self._leaving = False
         self.fd, self.direct = io.open(path, create=create, direct=True)
         self.allocated = io.allocated(self.fd)
         self.laid: NDArray[np.bool_] = np.zeros(slots, dtype=bool)
@@ -144,11 +156,13 @@ class Segment:
 
     def write(self, first: int, headers: NDArray[np.uint8], rows: list[Any]) -> None:
         """Write neighbouring slots from `first` on. Raises OSError, also for a short write."""
-        self._transfer(self._io.write, first, headers, rows, "write")
+        with self.in_use():
+            self._transfer(self._io.write, first, headers, rows, "write")
 
     def read(self, first: int, headers: NDArray[np.uint8], rows: list[Any]) -> None:
         """Read neighbouring slots from `first` on. Raises OSError, also for a short read."""
-        self._transfer(self._io.read, first, headers, rows, "read")
+        with self.in_use():
+            self._transfer(self._io.read, first, headers, rows, "read")
 
     def _transfer(
         self, call: Any, first: int, headers: NDArray[np.uint8], rows: list[Any], what: str
@@ -179,9 +193,31 @@ class Segment:
         self.direct = False
 
     def flush(self) -> None:
-        self._io.flush(self.fd)
+        with self.in_use():
+            self._io.flush(self.fd)
+
+    @contextlib.contextmanager
+    def in_use(self) -> Iterator[None]:
+        """Keeps the file open: a descriptor closed before the system call is made may be that of
+        another file by then. Raises `SegmentGoneError` when it is closed already."""
+        with self._guard:
+            if self._leaving:
+                raise SegmentGoneError(errno.ENOENT, "the segment is gone")
+            self._users += 1
+        try:
+            yield
+        finally:
+            with self._guard:
+                self._users -= 1
+                self._close_if_idle()
 
     def close(self) -> None:
-        if self.fd >= 0:
+        """Closes the file when the last transfer has ended. A second call does nothing."""
+        with self._guard:
+            self._leaving = True
+            self._close_if_idle()
+
+    def _close_if_idle(self) -> None:
+        if self._leaving and not self._users and self.fd >= 0:
             os.close(self.fd)
             self.fd = -1

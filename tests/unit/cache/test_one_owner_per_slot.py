@@ -90,7 +90,8 @@ def test_orders_about_empty_slots_take_no_place_in_the_queue_of_bytes():
     cache = make(10, 40)
     cache.reconfigure(1.0, cache.behaviour, Budgets(10 * PAGE, 8 * PAGE))
     (punch,) = settle(cache, hold=(MoveKind.PUNCH_L1,))
-    assert len(punch) == 32 and punch.bytes == 0
+    assert len(punch) == 32
+    assert punch.bytes == 0
 
 
 def test_a_frozen_page_behind_one_that_is_refused_is_taken_with_its_slot():
