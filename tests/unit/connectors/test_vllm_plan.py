@@ -5,7 +5,7 @@ import hashlib
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from kvtier_agent.connectors.vllm.plan import RequestPlanner
+from kvtier_agent.connectors.vllm.plan import RequestPlanner, SaveGuard
 
 ROOT = b"r" * 16
 
@@ -119,3 +119,37 @@ def test_every_complete_page_is_saved_exactly_once(steps: list[int], page_blocks
             saved.extend(save.keys)
     assert saved == made.keys("r", total)
     assert len(saved) == total // (4 * page_blocks)
+
+
+def test_an_offer_that_vllm_does_not_take_is_not_loaded() -> None:
+    made = planner(hashes=4, blocks=5)
+    made.loadable_keys("r", 20)
+    made.allocated("r", made.offer("r", 2, 0))
+    made.offer("r", 0, 8)
+    made.allocated("r", 0)
+    assert made.step("r", 20)[0] is None
+
+
+def test_no_page_is_saved_whose_blocks_are_not_there_yet() -> None:
+    made = planner(hashes=4, blocks=3)
+    _, save = made.step("r", 16)
+    assert save is not None
+    assert save.block_ids == (100, 101)
+    made.blocks_appended("r", [103])
+    _, save = made.step("r", 17)
+    assert save is not None
+    assert save.block_ids == (102, 103)
+
+
+def test_nothing_is_saved_until_a_failed_load_is_known_to_the_scheduler() -> None:
+    guard = SaveGuard()
+    assert guard.may_save(6, heard=0)
+    guard.failed(7)
+    guard.failed(7)
+    assert not guard.may_save(7, heard=0)
+    assert not guard.may_save(8, heard=0), "scheduled ahead: it rests on the same blocks"
+    assert guard.may_save(8, heard=1)
+    assert guard.may_save(9, heard=0), "a lost message does not end saving"
+    guard.failed(9)
+    assert not guard.may_save(10, heard=1)
+    assert guard.may_save(10, heard=2)

@@ -34,7 +34,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 
 from kvtier_agent.cache.identity import as_keys, child_key_from_digest
 from kvtier_agent.connectors.vllm.layout import BlockCopier, EngineLayout, engine_layout
-from kvtier_agent.connectors.vllm.plan import LoadPages, RequestPlanner, SavePages
+from kvtier_agent.connectors.vllm.plan import LoadPages, RequestPlanner, SaveGuard, SavePages
 from kvtier_agent.connectors.vllm.speed import PrefillSpeed
 from kvtier_agent.server.client import Client
 
@@ -63,6 +63,10 @@ class StepPlan(KVConnectorMetadata):  # type: ignore[misc]
 
     loads: list[LoadPages] = field(default_factory=list)
     saves: list[SavePages] = field(default_factory=list)
+    step: int = 0
+    """Counts the steps of this engine."""
+    failures: int = 0
+    """Failed loads that the scheduler had heard of when it made this plan."""
     tokens: int = 0
     """Tokens that the forward pass computes, over all requests."""
 
@@ -110,7 +114,9 @@ class KvtierConnector(KVConnectorBase_V1):  # type: ignore[misc]
         self._num_blocks = kv_cache_config.num_blocks
         self._copier: BlockCopier | None = None
         self._bad_blocks: set[int] = set()
-        self._failed_requests: set[str] = set()
+        self._guard = SaveGuard()
+        self._steps = 0
+        self._failures = 0
         self._speed = PrefillSpeed(self._layout.geometry.page_tokens)
 
     @property
@@ -127,28 +133,36 @@ class KvtierConnector(KVConnectorBase_V1):  # type: ignore[misc]
         self, request: Request, num_computed_tokens: int
     ) -> tuple[int | None, bool]:
         """Tokens beyond vLLM's own hit that the tiers hold and that are worth loading."""
+        request_id = request.request_id
+        self._planner.track(request_id, request.block_hashes)
         if request.skip_reading_prefix_cache:
             return 0, False
-        self._planner.track(request.request_id, request.block_hashes)
-        request_id = request.request_id
         keys = self._planner.loadable_keys(request_id, request.num_tokens)
         if not self._planner.offer(request_id, len(keys), num_computed_tokens):
             return 0, False
+        # Pages that vLLM holds itself are neither loaded nor computed: they are no question.
+        page_tokens = self._layout.geometry.page_tokens
+        first = num_computed_tokens // page_tokens
         found = self._client.lookup(
-            as_keys(b"".join(keys)),
+            as_keys(b"".join(keys[first:])),
+            depth=first * page_tokens,
             total_tokens=request.num_tokens,
             request=request_number(request_id),
         )
-        return self._planner.offer(request_id, found.load, num_computed_tokens), False
+        return self._planner.offer(request_id, first + found.load, num_computed_tokens), False
 
     def update_state_after_alloc(
         self, request: Request, blocks: KVCacheBlocks, num_external_tokens: int
     ) -> None:
-        if num_external_tokens > 0:
-            self._planner.allocated(request.request_id, num_external_tokens)
+        self._planner.allocated(request.request_id, num_external_tokens)
 
     def build_connector_meta(self, scheduler_output: SchedulerOutput) -> KVConnectorMetadata:
-        plan = StepPlan(tokens=scheduler_output.total_num_scheduled_tokens)
+        self._steps += 1
+        plan = StepPlan(
+            step=self._steps,
+            failures=self._failures,
+            tokens=scheduler_output.total_num_scheduled_tokens,
+        )
         scheduled = scheduler_output.num_scheduled_tokens
         for new in scheduler_output.scheduled_new_reqs:
             self._planner.blocks_replaced(new.req_id, new.block_ids[0])
@@ -172,6 +186,7 @@ class KvtierConnector(KVConnectorBase_V1):  # type: ignore[misc]
 
     def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
         if connector_output.invalid_block_ids:
+            self._failures += 1
             self._planner.load_failed(set(connector_output.invalid_block_ids))
 
     def request_finished(
@@ -186,12 +201,14 @@ class KvtierConnector(KVConnectorBase_V1):  # type: ignore[misc]
         self._copier = BlockCopier(self._layout, kv_caches, self._num_blocks)
 
     def start_load_kv(self, forward_context: ForwardContext, **kwargs: Any) -> None:
-        self._failed_requests.clear()
-        for load in self._plan().loads:
-            self._load(load)
+        plan = self._plan()
+        for load in plan.loads:
+            if not self._load(load):
+                self._guard.failed(plan.step)
         self._speed.begin(time.monotonic())
 
-    def _load(self, load: LoadPages) -> None:
+    def _load(self, load: LoadPages) -> bool:
+        """Copy pages in; False when some could not be loaded."""
         assert self._copier is not None
         pages = torch.empty((len(load.keys), self._layout.geometry.page_bytes), dtype=torch.uint8)
         with self._client.load(
@@ -209,7 +226,7 @@ class KvtierConnector(KVConnectorBase_V1):  # type: ignore[misc]
             bad = load.block_ids[max(usable * per_page, load.skip_blocks) :]
             self._copier.zero(bad)
             self._bad_blocks.update(bad)
-            self._failed_requests.add(load.request_id)
+        return usable == len(load.keys)
 
     def wait_for_layer_load(self, layer_name: str) -> None:
         """Loads are complete before the forward pass begins."""
@@ -226,9 +243,9 @@ class KvtierConnector(KVConnectorBase_V1):  # type: ignore[misc]
     def wait_for_save(self) -> None:
         page_tokens = self._layout.geometry.page_tokens
         plan = self._plan()
+        if not self._guard.may_save(plan.step, plan.failures):
+            return  # perhaps computed on blank blocks: wrong, and recomputed by vLLM
         for save in plan.saves:
-            if save.request_id in self._failed_requests:
-                continue  # computed on blank blocks: wrong, and recomputed by vLLM
             assert self._copier is not None
             pages = self._copier.gather(save.block_ids)  # waits for the device to be done
             self._speed.end(time.monotonic(), plan.tokens)

@@ -11,11 +11,14 @@ from __future__ import annotations
 import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from hashlib import blake2b
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from kvtier_agent.cache.geometry import Geometry
+from kvtier_agent.cache.identity import frame
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -79,7 +82,7 @@ def engine_layout(
         head_size=int(spec.head_size),
         dtype_bytes=spec.dtype.itemsize,
         page_tokens=tokens,
-        weights=_weights(vllm_config),
+        weights=weights_revision(vllm_config.model_config),
         dtype=str(spec.dtype),
         layout=_layout(vllm_config, kv_cache_config, block_tokens),
     )
@@ -92,9 +95,32 @@ def engine_layout(
     return EngineLayout(geometry, layers, block_tokens, block_bytes, tokens // block_tokens)
 
 
-def _weights(vllm_config: VllmConfig) -> str:
-    model = vllm_config.model_config
-    return f"{model.model}@{model.revision or 'main'}:{model.quantization or 'none'}"
+WEIGHT_FILES = ("*.safetensors", "*.bin", "*.pt", "*.gguf", "config.json")
+
+
+def weights_revision(model: Any) -> str:
+    """Which weights these are, from vLLM's `ModelConfig`; at most 128 characters.
+
+    A name alone does not say it: a branch moves, and a folder is written anew. So the commit that
+    was resolved, whatever overrides the model's configuration, and name, size and time of change
+    of each weight file in a folder are part of it.
+    """
+    commit = getattr(getattr(model, "hf_config", None), "_commit_hash", None)
+    overrides = getattr(model, "hf_overrides", None)
+    parts = [
+        model.model,
+        model.revision or "main",
+        commit or "",
+        model.quantization or "none",
+        repr(sorted(overrides.items())) if isinstance(overrides, dict) else "",
+    ]
+    folder = Path(model.model)
+    if folder.is_dir():
+        for file in sorted({file for kind in WEIGHT_FILES for file in folder.glob(kind)}):
+            status = file.stat()
+            parts += [file.name, str(status.st_size), str(status.st_mtime_ns)]
+    data = frame(b"W", *(str(part).encode() for part in parts))
+    return f"{str(model.model)[-80:]}@{blake2b(data, digest_size=16).hexdigest()}"
 
 
 def _layout(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig, block_tokens: int) -> str:

@@ -17,8 +17,10 @@ The rules that keep this right:
 - Keys come from vLLM's own block hashes (sha256 over tokens, LoRA, multimodal data, salt),
   chained over pages under a root that names model, dtype, layout and instruction set.
 - A preempted request starts over: its block list is replaced, its saved pages stay saved.
-- When a load failed, what the step computed behind it rests on wrong KV: the worker saves none of
-  it, and the planner offers those pages again once vLLM has recomputed them.
+- When a load failed, what is computed behind it rests on wrong KV: by its request, by others that
+  share its blocks, and in a step that was scheduled before the failure was known. The worker saves
+  nothing until then (`SaveGuard`), and the planner offers those pages again once vLLM has
+  recomputed them.
 """
 
 from __future__ import annotations
@@ -68,6 +70,29 @@ class _Tracked:
     saved_pages: int = 0
     load_first_block: int = 0
     load_end_page: int = 0
+
+
+@dataclass(slots=True)
+class SaveGuard:
+    """The worker's side of a failed load: when pages may be saved again.
+
+    The scheduler learns of a failure with the step's output, and says in each later plan how many
+    it has heard of. Engines that schedule ahead have one more step under way then; after that
+    nothing computed on the failed blocks can be in a plan, whatever became of the message.
+    """
+
+    failures: int = 0
+    last_step: int = -2
+
+    def failed(self, step: int) -> None:
+        """A load of this step failed; a second one in the same step is the same failure."""
+        if step != self.last_step:
+            self.failures += 1
+            self.last_step = step
+
+    def may_save(self, step: int, heard: int) -> bool:
+        """May what step `step` computed be saved? `heard`: failures that its planner knew of."""
+        return heard >= self.failures or step > self.last_step + 1
 
 
 class RequestPlanner:
@@ -128,10 +153,10 @@ class RequestPlanner:
         return max(0, hit_pages * self._page_tokens - computed_tokens)
 
     def allocated(self, request_id: str, external_tokens: int) -> None:
-        """vLLM has given blocks for `external_tokens` of the last offer."""
+        """vLLM has given blocks for `external_tokens` of the last offer; 0: nothing is loaded."""
         request = self._requests[request_id]
         end = request.load_first_block * self._block_tokens + external_tokens
-        request.load_end_page = end // self._page_tokens
+        request.load_end_page = end // self._page_tokens if external_tokens else 0
 
     def blocks_replaced(self, request_id: str, block_ids: Sequence[int]) -> None:
         """The request is scheduled for the first time, or again after a preemption."""
@@ -151,6 +176,7 @@ class RequestPlanner:
         request = self._requests[request_id]
         load = self._take_load(request_id, request)
         keys = self.keys(request_id, tokens_after)
+        keys = keys[: len(request.block_ids) // self._blocks_per_page]
         first = request.saved_pages
         if load is not None:  # what came from the cache need not go back there
             first = max(first, load.first_page + len(load.keys))
