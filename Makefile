@@ -8,7 +8,8 @@ VENV    := .venv
 PY      := $(VENV)/bin/python
 UV      := .tools/bin/uv
 UV_VERSION := 0.13.9
-PYTEST  := $(PY) -m pytest
+# Most of the tests wait for processes rather than compute; a file's tests share what they start.
+PYTEST  := $(PY) -m pytest -n 3 --dist loadfile
 TOOLS   := PYTHONPATH=tools $(PY)
 
 # A test run must not depend on what a user's shell or an earlier run has set.
