@@ -24,7 +24,7 @@ from kvtier_agent.cache.leases import LeaseBook
 from kvtier_agent.cache.loads import Loads
 from kvtier_agent.cache.moves import Move, Outcome
 from kvtier_agent.cache.outcomes import Outcomes
-from kvtier_agent.cache.page_table import PageTable
+from kvtier_agent.cache.page_table import PageTable, TableError
 from kvtier_agent.cache.pressure import Level, lines
 from kvtier_agent.cache.puts import Puts
 from kvtier_agent.cache.record import NO_ROW, NO_SLOT, TIER_OF_STATE, Flag, State, as_u64_pairs
@@ -354,9 +354,14 @@ class Cache:
         room = table.max_pages - table.pages
         taken &= np.cumsum(taken) <= room
         taken[taken] = shelves.pools[2].claim(slots[taken])
-        rows = table.insert(keys[taken])
+        try:
+            rows = table.insert(keys[taken])
+        except TableError:  # no memory for their records: they are not kept
+            shelves.pools[2].give(slots[taken])
+            return np.zeros_like(taken)
         with table.changing(rows):
             table.parent[rows] = as_u64_pairs(parents)[taken]
+            table.parent_row[rows] = table.lookup(parents[taken])
             table.depth[rows] = depths[taken]
             table.checksum[rows] = checksums[taken]
             table.size[rows] = self.geometry.page_bytes

@@ -12,7 +12,15 @@ from numpy.typing import NDArray
 from kvtier_agent.cache.counters import Counters
 from kvtier_agent.cache.frozen import FrozenBook
 from kvtier_agent.cache.page_table import PageTable
-from kvtier_agent.cache.record import MOVING, NO_ROW, NO_SLOT, Flag, Rows, State
+from kvtier_agent.cache.record import (
+    MOVING,
+    NO_ROW,
+    NO_SLOT,
+    Flag,
+    Rows,
+    State,
+    check_transition,
+)
 from kvtier_agent.cache.replacement import Stamps, TouchLog
 from kvtier_agent.cache.slots import SlotPool
 
@@ -69,33 +77,35 @@ class Shelves:
         """
         table = self.table
         parts: list[Rows] = []
-        total = 0
-        while total <= table.capacity:  # keys chosen to form a ring end here
-            links = self._links(row)
+        walked: set[int] = set()
+        while row not in walked:  # parents are what clients say: they may form a ring
+            links = self._links(row, walked)
             if links.size > 1:
                 held = (table.key[links[1:]] == table.parent[links[:-1]]).all(axis=1)
                 held &= table.state[links[1:]] != State.FREE
                 wrong = np.flatnonzero(~held)
                 links = links[: wrong[0] + 1] if wrong.size else links
             parts.append(links[1:])
-            total += links.size
+            walked.update(links.tolist())
             row = int(links[-1])
             noted = table.parent_row.item(row)
             if noted == NO_ROW:
                 break
             found = int(table.find(table.parent[row : row + 1])[0])
             table.parent_row[row] = found
-            if found == NO_ROW:
+            if found == NO_ROW or found in walked:
                 break
+            parts.append(np.array([found], dtype=np.uint32))
+            row = found
         return np.concatenate(parts)
 
-    def _links(self, row: int) -> Rows:
-        """`row` and the rows noted as its ancestors, unchecked."""
+    def _links(self, row: int, walked: set[int]) -> Rows:
+        """`row` and the rows noted as its ancestors, unchecked, up to one that comes again."""
         step = self.table.parent_row.item
-        out = [row]
-        while (row := step(row)) != NO_ROW and len(out) <= self.table.capacity:
-            out.append(row)
-        return np.array(out, dtype=np.uint32)
+        out = {row: None}
+        while (row := step(row)) != NO_ROW and row not in out and row not in walked:
+            out[row] = None
+        return np.fromiter(out, dtype=np.uint32, count=len(out))
 
     def victims(self, tier: int, count: int) -> Rows:
         """Up to `count` of the coldest pages that may leave `tier`; they leave its log."""
@@ -161,8 +171,11 @@ class Shelves:
     def settle(self, rows: Rows, state: State, tiers: int) -> None:
         """New state and the set of tiers with a valid copy, seen by readers as one change."""
         if rows.size:
-            self.table.set_state(rows, state)
-            self.table.tiers[rows] = tiers
+            table = self.table
+            check_transition(table.state[rows], state)
+            with table.changing(rows):
+                table.state[rows] = state
+                table.tiers[rows] = tiers
 
     # -- leaving the cache ------------------------------------------------------------------
 

@@ -1,13 +1,15 @@
-"""Reading another process's page table: for clients and `kvtier inspect`. Never writes or waits.
+"""Reading another process's page table: for clients and `kvtier inspect`. Never writes.
 
 `index_seq` in the header is odd during a rebuild of the index, `seq` in a record is odd while that
 record changes; a reader that sees an odd or changed number looks again, a bounded number of times.
+A rebuild for millions of pages takes most of a second: between two looks at the index it sleeps.
 """
 
 from __future__ import annotations
 
 import mmap
 import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,8 @@ from kvtier_agent.cache.page_table import (
     TableView,
 )
 from kvtier_agent.cache.record import NO_ROW, RECORD, Rows, State, as_u64_pairs
+
+REBUILD_SECONDS = 0.02
 
 
 class TableReader(TableView):
@@ -66,9 +70,11 @@ class TableReader(TableView):
         pairs = as_u64_pairs(keys)
         for _ in range(attempts):
             before = int(self.header["index_seq"][0])
-            rows = self.find(pairs)
-            if before % 2 == 0 and before == int(self.header["index_seq"][0]):
-                break
+            if before % 2 == 0:  # else the index may be of the new size and not yet filled
+                rows = self.find(pairs)
+                if before == int(self.header["index_seq"][0]):
+                    break
+            time.sleep(REBUILD_SECONDS)
         else:
             raise TableError("the page table is being rebuilt without end")
         out = np.zeros(len(pairs), dtype=RECORD)

@@ -22,9 +22,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+import numpy as np
 import zmq
 
 from kvtier_agent.cache.identity import KEY_VERSION
+from kvtier_agent.cache.results import PutStatus
 from kvtier_agent.server import protocol as p
 from kvtier_agent.server.mapping import Mapped, map_arenas
 
@@ -218,7 +220,12 @@ class Connection:
         if isinstance(reply, p.Loaded) and reply.lease:
             self.send(p.Release(0, self.welcome.boot, reply.lease), (b"",))
         elif isinstance(reply, p.Reserved) and keys is not None:
-            self.send(p.Abort(0, self.welcome.boot), (keys,))
+            # Only what this very answer granted: a later call may hold slots for the other pages.
+            names = p.keys_of(keys, len(keys))
+            status = p.column(frames[1], "u1", len(names))
+            granted = np.ascontiguousarray(names[status == PutStatus.OFFERED])
+            if granted.size:
+                self.send(p.Abort(0, self.welcome.boot), (granted.data,))
 
     def _lifeline_ended(self) -> bool:
         line = self._lifeline

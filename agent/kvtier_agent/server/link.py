@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
+import zmq
 from numpy.typing import NDArray
 
 from kvtier_agent.cache.geometry import Geometry
@@ -36,6 +37,11 @@ FIRST_BACKOFF_SECONDS: Final = 0.1
 LAST_BACKOFF_SECONDS: Final = 2.0
 PATIENT_SECONDS: Final = 10.0
 """How long the keeper waits for a welcome: the agent may be laying out its tiers just then."""
+
+
+BROKEN: Final = (p.MalformedError, zmq.ZMQError, OSError)
+"""What else can go wrong on a connection (out of descriptors, an answer that makes no sense): the
+same to a caller as an agent that is gone, and no reason to stop looking for one."""
 
 
 class Link:
@@ -105,6 +111,10 @@ class Link:
         except AgentError as error:
             self._note(error)
             raise
+        except BROKEN as error:
+            gone = AgentGoneError(f"cannot connect to {self.path}: {error}")
+            self._note(gone)
+            raise gone from None
         with self._lock:
             if self._closing.is_set() or self.connection is not None:
                 connection.close()
@@ -137,7 +147,7 @@ class Link:
                 raise AgentGoneError(self.counters.last_error or "no agent")
             try:
                 yield connection
-            except (AgentError, p.MalformedError) as error:
+            except (AgentError, *BROKEN) as error:
                 problem = error if isinstance(error, AgentError) else AgentGoneError(str(error))
                 self._note(problem)
                 lost = isinstance(problem, AgentGoneError) or (
@@ -161,7 +171,7 @@ class Link:
                     backoff = FIRST_BACKOFF_SECONDS
                 else:
                     self._look_after()
-            except (AgentError, p.MalformedError):
+            except (AgentError, *BROKEN):
                 wait = backoff
                 backoff = min(LAST_BACKOFF_SECONDS, backoff * 2)
 
