@@ -156,7 +156,8 @@ class Core:
                     self.settings.device, self.settings.maximum_l0_bytes, geometry.slot_bytes
                 )
                 self._copier.l0 = self._l0
-            self._change_volumes(now, behaviour, budgets, geometry)
+            if budgets.l2_bytes:
+                self._change_volumes(now, behaviour, budgets, geometry)
         except (VolumeError, ArenaError, OSError) as error:
             raise as_core_error(error) from error
         cache.l2_slots = self._limit_l2(behaviour, budgets)
@@ -165,7 +166,8 @@ class Core:
             pool.maximum = arena.size_bytes // geometry.slot_bytes
         self._back_slots(geometry, budgets)
         answer = cache.register(now, geometry)
-        self._take_in()
+        if budgets.l2_bytes:  # else a revision that wants L2 may be on its way, and takes it in
+            self._take_in()
         return answer
 
     def _take_in(self) -> None:

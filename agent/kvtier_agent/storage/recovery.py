@@ -73,7 +73,7 @@ def geometry_of(volume: Volume) -> Geometry | None:
     try:
         manifest = json.loads((volume.folder / MANIFEST_NAME).read_text())
         version = int(manifest["layout"])
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
     if version > LAYOUT_VERSION:
         raise VolumeError(

@@ -104,6 +104,25 @@ def test_an_nvme_tier_that_comes_late_takes_in_what_an_earlier_agent_left(make_c
     check_books(core.cache)
 
 
+@pytest.mark.parametrize("first", ["client", "headers"])
+def test_a_client_that_comes_before_the_revision_does_not_cost_the_pages_on_nvme(make_core, first):
+    """Engines find a restarted agent at once; its revision takes longer."""
+    core = make_core()
+    core.reconfigure(0.0, Behaviour(), budgets())
+    core.register(0.0, GEOMETRY)
+    put(core, 60)
+    held = core.cache.snapshot(1.0).tiers[2].pages
+    core.close()
+    core = make_core()
+    if first == "headers":
+        core.prepare(Behaviour(), budgets())
+    assert core.register(0.0, GEOMETRY).accepted
+    core.prepare(Behaviour(), budgets())
+    core.reconfigure(1.0, Behaviour(), budgets())
+    assert hits(core, 60) == held > 20
+    check_books(core.cache)
+
+
 def test_an_nvme_tier_that_comes_late_does_not_take_on_the_geometry_of_old_pages(make_core):
     core = make_core()
     core.reconfigure(0.0, Behaviour(), budgets(size=2 * PAGE))
