@@ -48,6 +48,10 @@ class VolumeMapping:
         return f"{self.name}={self.path}"
 
 
+LARGEST_GID: Final = (1 << 32) - 2
+"""The kernel's own bound; the number above it stands for "no group"."""
+
+
 @dataclass(frozen=True, slots=True)
 class Domain:
     """One trust domain: its name is its socket's name; ``gid`` owns socket and arena."""
@@ -58,7 +62,7 @@ class Domain:
     @classmethod
     def parse(cls, text: str) -> Domain:
         name, sign, gid = text.partition(":")
-        if not _NAME.match(name) or (sign and not gid.isdigit()):
+        if not _NAME.match(name) or (sign and not (gid.isdigit() and int(gid) <= LARGEST_GID)):
             raise ValueError(f"{text!r} is no domain; write NAME or NAME:GID, as in search:2000")
         return cls(name, int(gid) if sign else None)
 

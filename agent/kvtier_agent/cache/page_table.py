@@ -64,6 +64,11 @@ class TableError(Exception):
     """The table cannot be made, grown or read; one line that says what to do."""
 
 
+def table_bytes(max_pages: int) -> int:
+    """Bytes of a table file with room for ``max_pages``, all of it in use."""
+    return HEADER_BYTES + max_pages * (RECORD.itemsize + 4 * INDEX_PER_PAGE)
+
+
 class TableView:
     """A mapped table file: its arrays and the batch lookup, common to writer and readers."""
 
@@ -140,7 +145,7 @@ class PageTable(TableView):
     ) -> None:
         """A new, empty table at `path` (replacing what is there), or in private memory."""
         self.path = path
-        size = HEADER_BYTES + max_pages * (RECORD.itemsize + 4 * INDEX_PER_PAGE)
+        size = table_bytes(max_pages)
         self._fd = -1
         if path is None:
             buffer = mmap.mmap(-1, size)

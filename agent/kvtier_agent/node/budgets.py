@@ -85,11 +85,18 @@ class NodeBudgets:
     not_applied: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
+    @property
+    def read_only(self) -> bool:
+        """Whether a drive takes no writes."""
+        return any(c.reason is Reason.VolumeReadOnly for c in self.clamps)
+
     def differs(self, other: NodeBudgets, percent: int) -> bool:
         """Whether any tier differs by more than ``percent`` of the larger, or any volume at all.
         Free space moves all the time; budgets follow it in steps."""
         if self.volumes != other.volumes or self.reserve_percent != other.reserve_percent:
             return True
+        if self.read_only != other.read_only:
+            return True  # news, however little the tier is smaller by it
         pairs = ((self.l0, other.l0), (self.l1, other.l1), (self.l2, other.l2))
         return any(abs(a - b) * 100 > max(a, b) * percent for a, b in pairs)
 

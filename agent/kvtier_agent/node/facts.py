@@ -12,6 +12,7 @@ group's root carries the limit. Without any limit the machine's own memory is th
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -25,6 +26,7 @@ __all__ = [
     "Shape",
     "VolumeFacts",
     "available_in",
+    "beside_tables",
     "find_device",
     "memory_limit",
     "size_of",
@@ -75,7 +77,8 @@ class Facts:
     device: Device
     memory: MemoryLimit | None
     shm_available: int
-    """Free bytes of the shared-memory filesystem plus what our own arenas hold there now."""
+    """Free bytes of the shared-memory filesystem plus what our own arenas hold there now, less what
+    the page tables may still take."""
     engine_pool: int = 0
     """KV pool of the engines that are registered (shape ``engine``); 0 while there is none."""
     volumes: Mapping[str, VolumeFacts] = field(default_factory=dict)
@@ -144,21 +147,38 @@ def available_in(folder: Path, held: int) -> int:
     return stat.f_bavail * stat.f_frsize + held
 
 
+def beside_tables(room: int, held: int, most: int) -> int:
+    """What of ``room`` the arenas may take so that page tables, which hold ``held`` bytes now, can
+    grow in the same filesystem: to ``most`` bytes, and to a 64th of it all."""
+    return max(0, room - max(0, min(most, (room + held) // 64) - held))
+
+
 def size_of(folder: Path) -> int:
     """Size of the filesystem that holds ``folder``, bytes."""
     stat = os.statvfs(folder)
     return stat.f_blocks * stat.f_frsize
 
 
-def volume_facts(mount: Path, held: int = 0) -> VolumeFacts:
-    """Size and room of the filesystem at ``mount``. Raises OSError."""
+def volume_facts(mount: Path, held: int = 0, probe: Path | None = None) -> VolumeFacts:
+    """Size and room of the filesystem at ``mount``. Raises OSError. ``probe``: a file or folder of
+    ours there, whose time is set to see whether the filesystem takes changes: after an error of the
+    drive recent kernels refuse them without marking the mount as read-only."""
     stat = os.statvfs(mount)
     return VolumeFacts(
         total=stat.f_blocks * stat.f_frsize,
         available=stat.f_bavail * stat.f_frsize,
         held=held,
-        read_only=bool(stat.f_flag & os.ST_RDONLY),
+        read_only=bool(stat.f_flag & os.ST_RDONLY) or (probe is not None and _refuses(probe)),
     )
+
+
+def _refuses(probe: Path) -> bool:
+    """Whether the filesystem refuses changes altogether."""
+    try:
+        os.utime(probe, follow_symlinks=False)
+    except OSError as e:
+        return e.errno == errno.EROFS
+    return False
 
 
 def find_device(wanted: Literal["auto", "cpu", "cuda"], stand_in: int) -> Device:

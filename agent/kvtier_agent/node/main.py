@@ -25,11 +25,13 @@ import os
 import signal
 import threading
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import structlog
 
 from kvtier_agent import logs
+from kvtier_agent.cache.page_table import table_bytes
 from kvtier_agent.cache.settings import CacheSettings
 from kvtier_agent.node import facts
 from kvtier_agent.node.board import StatusBoard
@@ -239,8 +241,9 @@ class Agent:
         for volume in settings.volume:
             try:
                 # Pages lie in <mount>/kvtier/<domain>/.
-                held = sum(held_bytes(volume.path / "kvtier" / d.name) for d in settings.domain)
-                volumes[volume.name] = facts.volume_facts(volume.path, held)
+                ours = volume.path / "kvtier"
+                held = sum(held_bytes(ours / d.name) for d in settings.domain)
+                volumes[volume.name] = facts.volume_facts(volume.path, held, probe=ours)
             except OSError as e:
                 broken[volume.name] = f"{volume.path}: {e.strerror}"
         snapshot = self.loop.snapshot if self.loop is not None else None
@@ -252,10 +255,16 @@ class Agent:
             engine_pool=self._engine_pool,
             device=self._device,
             memory=facts.memory_limit(settings.memory_headroom),
-            shm_available=facts.available_in(self._places.arenas, held_bytes(self._places.arenas)),
+            shm_available=self._room_for_arenas(self._places.arenas),
             volumes=volumes,
             broken=broken,
         )
+
+    def _room_for_arenas(self, folder: Path) -> int:
+        held = held_bytes(folder, (".l0", ".l1"))
+        tables = held_bytes(folder, (".table",))
+        most = len(self.settings.domain) * table_bytes(self.settings.max_pages)
+        return facts.beside_tables(facts.available_in(folder, held), tables, most)
 
     def _heard_file(self, wanted: Wanted | None, problem: Problem | None) -> None:
         if problem is not None:

@@ -57,12 +57,14 @@ def arena_folder(shm_dir: Path, run_dir: Path) -> Path:
     return shm_dir / f"kvtier-{name}"
 
 
-def held_bytes(folder: Path) -> int:
-    """Bytes that the files in a folder take, holes left out."""
+def held_bytes(folder: Path, suffixes: tuple[str, ...] = ("",)) -> int:
+    """Bytes that the files in a folder take, holes left out; only those whose name ends so."""
     total = 0
     try:
         with os.scandir(folder) as entries:
             for entry in entries:
+                if not entry.name.endswith(suffixes):
+                    continue
                 total += entry.stat(follow_symlinks=False).st_blocks * 512
     except OSError:
         return total  # a file that went away while we looked

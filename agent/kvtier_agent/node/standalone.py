@@ -9,6 +9,7 @@ nothing here.
 
 from __future__ import annotations
 
+import stat
 import threading
 import time
 from collections.abc import Callable
@@ -39,6 +40,11 @@ class PolicyFileError(Exception):
 def read_policy(path: Path) -> Wanted:
     """The revision in a policy file. Raises `PolicyFileError`."""
     try:
+        mode = path.stat().st_mode
+        if not stat.S_ISREG(mode):  # a pipe that nobody writes to would hold up start and end
+            raise PolicyFileError(
+                f"policy {path} is no regular file; give --policy a file that holds a KVTierPolicy"
+            )
         with path.open("rb") as file:
             text = file.read(manifest.MAX_BYTES + 1)
     except OSError as e:
@@ -111,10 +117,10 @@ class PolicyFile:
 
     def _fingerprint(self) -> tuple[int, int, int] | None:
         try:
-            stat = self._path.stat()
+            found = self._path.stat()
         except OSError:
             return None
-        return stat.st_mtime_ns, stat.st_size, stat.st_ino
+        return found.st_mtime_ns, found.st_size, found.st_ino
 
 
 _GONE: Final = (0, 0, -1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -108,6 +109,17 @@ def test_a_volume_that_turned_read_only_keeps_what_it_holds(revision: Make, fact
     assert budgets.l2 == 100 * GI
     assert budgets.clamps[0].reason is Reason.VolumeReadOnly
     assert "volume data0 being read-only" in str(budgets.clamps[0])
+
+
+def test_a_drive_that_turns_read_only_is_a_difference_at_any_size(
+    revision: Make, facts: Make
+) -> None:
+    spec = revision(tiers={"nvme": {"size": "100Gi", "volumes": ["data0"]}})
+    full = VolumeFacts(total=1000 * GI, available=600 * GI, held=99 * GI)
+    before = plan(spec, facts(volumes={"data0": full}))
+    after = plan(spec, facts(volumes={"data0": replace(full, read_only=True)}))
+    assert after.differs(before, 5)
+    assert not after.differs(after, 5)
 
 
 def test_a_volume_that_cannot_be_looked_at(revision: Make, facts: Make) -> None:

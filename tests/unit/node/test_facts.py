@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 
 import pytest
@@ -90,3 +92,24 @@ def test_room_counts_what_we_hold_ourselves(tmp_path: Path) -> None:
     free = facts.available_in(tmp_path, 0)
     assert facts.available_in(tmp_path, 5) - free < 1 << 30
     assert facts.volume_facts(tmp_path).total > 0
+
+
+def test_page_tables_keep_room_to_grow_beside_the_arenas() -> None:
+    assert facts.beside_tables(640 * GI, 0, 2 * GI) == 638 * GI, "all that they may ever take"
+    assert facts.beside_tables(64 * GI, 0, 2 * GI) == 63 * GI, "a 64th of a small one"
+    grown = facts.beside_tables(63 * GI, 1 * GI, 2 * GI)
+    assert grown == 63 * GI, "what they took is not set aside twice"
+    assert facts.beside_tables(0, 1 * GI, 2 * GI) == 0
+
+
+def test_a_filesystem_that_refuses_changes_is_read_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert not facts.volume_facts(tmp_path, probe=tmp_path).read_only
+    assert not facts.volume_facts(tmp_path, probe=tmp_path / "not made yet").read_only
+
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(os, "utime", refuse)
+    assert facts.volume_facts(tmp_path, probe=tmp_path).read_only

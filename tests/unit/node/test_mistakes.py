@@ -88,6 +88,12 @@ def test_the_policy_file_is_not_yaml(mistake: Start, tmp_path: Path) -> None:
     assert "policy.yaml: line 2: is not YAML" in mistake()
 
 
+def test_the_policy_file_is_a_pipe_that_nobody_writes_to(mistake: Start, tmp_path: Path) -> None:
+    (tmp_path / "policy.yaml").unlink()
+    os.mkfifo(tmp_path / "policy.yaml")
+    assert "policy.yaml is no regular file; give --policy a file" in mistake()
+
+
 def test_the_policy_is_invalid(mistake: Start, tmp_path: Path) -> None:
     (tmp_path / "policy.yaml").write_text(POLICY.replace("tiers:", "tires:"))
     assert "spec.tires: unknown field, did you mean tiers?" in mistake()

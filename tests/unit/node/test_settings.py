@@ -126,3 +126,9 @@ def test_addresses() -> None:
 def test_settings_do_not_change() -> None:
     with pytest.raises(Exception, match="frozen"):
         read(policy="p").lease_seconds = 3.0  # type: ignore[misc]
+
+
+def test_a_group_that_no_kernel_knows_is_refused() -> None:
+    assert Domain.parse(f"search:{(1 << 32) - 2}").gid == (1 << 32) - 2
+    with pytest.raises(ValueError, match="write NAME or NAME:GID"):
+        Domain.parse(f"search:{(1 << 32) - 1}")

@@ -135,3 +135,15 @@ def test_the_geometry_of_the_pages_is_known_before_any_client(make_l2):
     recovery.recover(one.l2)
     assert recovery.geometry_of(one.volume) == one.l2.geometry
     assert np.array_equal(found_slots(make_l2()), [])
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "[" * 100_000, "[]", '{"layout": 1, "geometry": {"x": 1}}']
+)
+def test_a_manifest_that_makes_no_sense_means_a_cold_start(make_l2, text):
+    one = make_l2()
+    recovery.recover(one.l2)
+    one.write([3])
+    (one.l2.volumes[0].folder / recovery.MANIFEST_NAME).write_text(text)
+    assert recovery.geometry_of(one.l2.volumes[0]) is None
+    assert found_slots(make_l2()) == []
