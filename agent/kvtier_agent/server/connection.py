@@ -78,6 +78,8 @@ class Connection:
         """
         self._ids = 0
         self._late: dict[int, bytes] = {}
+        self.late_answers = 0
+        """Answers that came after their call had given up."""
         self._context = zmq.Context(io_threads=1)
         self._socket = self._context.socket(zmq.DEALER)
         self._lifeline: socket.socket | None = None
@@ -216,6 +218,7 @@ class Connection:
 
     def _take_late(self, frames: list[bytes]) -> None:
         reply = p.decode_reply(frames[0])
+        self.late_answers += 1
         keys = self._late.pop(reply.id, None)
         if isinstance(reply, p.Loaded) and reply.lease:
             self.send(p.Release(0, self.welcome.boot, reply.lease), (b"",))

@@ -4,6 +4,10 @@ A ``Link`` holds at most one ``Connection``. Calls go through ``asking``, which 
 connection under a lock and turns ``AgentError`` into the caller's fallback answer. A background
 thread (the keeper) notices a lost agent, takes late answers in, and looks for a new agent with a
 back-off from 0.1 s to 2 s; it dials without the lock, so that calls made meanwhile answer at once.
+
+An agent that is there and does not answer costs each call its whole deadline, which would make an
+engine slower than it is without a cache. So after `MOST_SILENT` calls in a row without an answer
+the link rests: calls answer at once, until one of the late answers comes in or the rest is over.
 """
 
 from __future__ import annotations
@@ -11,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -38,6 +43,11 @@ LAST_BACKOFF_SECONDS: Final = 2.0
 PATIENT_SECONDS: Final = 10.0
 """How long the keeper waits for a welcome: the agent may be laying out its tiers just then."""
 
+
+MOST_SILENT: Final = 3
+FIRST_REST_SECONDS: Final = 0.5
+"""Doubles with every further call that is not answered."""
+LAST_REST_SECONDS: Final = 8.0
 
 BROKEN: Final = (p.MalformedError, zmq.ZMQError, OSError)
 """What else can go wrong on a connection (out of descriptors, an answer that makes no sense): the
@@ -68,6 +78,8 @@ class Link:
         self._probe = probe
         self._kv_pool_bytes = kv_pool_bytes
         self._raise = raise_errors
+        self._silent = 0
+        self._rest_until = 0.0
         self._begin()
         with contextlib.suppress(AgentError):
             self._connect(timeout_seconds)
@@ -120,6 +132,7 @@ class Link:
                 connection.close()
                 return
             self.connection = connection
+            self._answered()
             self.counters.connects += 1
 
     def _drop(self) -> None:
@@ -137,19 +150,36 @@ class Link:
             counters.refusals += 1
             counters.by_code[error.code] = counters.by_code.get(error.code, 0) + 1
 
+    def _answered(self) -> None:
+        self._silent = 0
+        self._rest_until = 0.0
+
+    def _unanswered(self) -> None:
+        self._silent += 1
+        if self._silent >= MOST_SILENT:
+            rest = FIRST_REST_SECONDS * 2 ** min(self._silent - MOST_SILENT, 10)
+            self._rest_until = time.monotonic() + min(rest, LAST_REST_SECONDS)
+
     @contextlib.contextmanager
-    def asking(self) -> Iterator[Connection | None]:
-        """The connection for one call; an ``AgentError`` inside becomes the caller's fallback."""
+    def asking(self, *, anyway: bool = False) -> Iterator[Connection | None]:
+        """The connection for one call; an ``AgentError`` inside becomes the caller's fallback.
+        ``anyway``: also while the link rests."""
         self.here()
         with self._lock:
             connection = self.connection
+            if not anyway and time.monotonic() < self._rest_until:
+                connection = None
             if connection is None and self._raise:
                 raise AgentGoneError(self.counters.last_error or "no agent")
             try:
                 yield connection
+                if connection is not None:
+                    self._answered()
             except (AgentError, *BROKEN) as error:
                 problem = error if isinstance(error, AgentError) else AgentGoneError(str(error))
                 self._note(problem)
+                if isinstance(problem, AgentTimeoutError):
+                    self._unanswered()
                 lost = isinstance(problem, AgentGoneError) or (
                     isinstance(problem, RefusedError)
                     and problem.code in (p.Code.UNKNOWN_CLIENT, p.Code.STALE_BOOT)
@@ -177,9 +207,14 @@ class Link:
 
     def _look_after(self) -> None:
         with self._lock:
-            if self.connection is not None and not self.connection.alive():
+            if self.connection is None:
+                return
+            before = self.connection.late_answers
+            if not self.connection.alive():
                 self._note(AgentGoneError("the agent is gone"))
                 self._drop()
+            elif self.connection.late_answers > before:
+                self._answered()
 
     def outgrown(self, connection: Connection | None) -> None:
         """The agent has memory that this connection does not map: connect anew."""
@@ -222,7 +257,7 @@ class Link:
         if not offered.size:
             return result
         result[offered] = Stored.LOST
-        with self.asking() as current:
+        with self.asking(anyway=True) as current:
             if connection is not None and connection is current:
                 _, columns = connection.request(
                     p.Commit(connection.next_id(), connection.welcome.boot),

@@ -32,6 +32,12 @@ def all_miss(client: Client, pages: Any) -> bool:
     )
 
 
+def stands_still(pid: int) -> bool:
+    """Are all threads of a process stopped?"""
+    stats = [file.read_text() for file in Path(f"/proc/{pid}/task").glob("*/stat")]
+    return all(stat.rpartition(")")[2].split()[0] == "T" for stat in stats)
+
+
 def test_without_an_agent_nothing_is_cached(
     folder: Path, connect: Callable[..., Client], pages_of: Callable[..., Any]
 ) -> None:
@@ -110,11 +116,16 @@ def test_an_agent_that_hangs_is_a_miss_in_time_and_what_it_grants_late_goes_back
     assert patient.put(pages.keys, pages.bytes).stored == 4
     process.process.send_signal(signal.SIGSTOP)
     try:
+        assert until(lambda: stands_still(process.process.pid)), "a signal takes its time"
         started = time.monotonic()
         assert all_miss(client, more)
         assert (client.load(pages.keys).tier == MISS).all()
         assert time.monotonic() - started < 4 * PATIENCE
         assert client.counters.timeouts >= 3
+        silent = client.counters.timeouts
+        for _ in range(1000):
+            client.lookup(pages.keys)
+        assert client.counters.timeouts < silent + 5, "an agent that hangs is not asked each time"
     finally:
         process.process.send_signal(signal.SIGCONT)
     assert until(client.ping)
