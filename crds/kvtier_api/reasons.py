@@ -72,7 +72,8 @@ class Reason(StrEnum):
     )
     Paused = (
         "Paused",
-        "rollout.paused is true: nodes stay on revision {active}, the spec asks for {desired}",
+        "rollout.paused is true: {count} of {selected} nodes do not get revision {desired}, which the "
+        "spec asks for",
         "Set spec.rollout.paused to false to let the new revision out.",
     )
     ReconcilePaused = (

@@ -4,6 +4,8 @@ Raw requests through the ApiClient of the `kubernetes` package. Rules that every
 
 - field manager `kvtier-operator`, ``force`` (these fields are ours, whoever touched them) and
   ``fieldValidation=Strict`` (a field that the CRD does not know is an error, not a silent loss);
+- a field that somebody else added to an object of ours is beyond an apply, which takes over and
+  removes only what it knows; `replace` then writes the section whole, by JSON patch;
 - a write that depends on what was read carries the uid and resourceVersion of what was read. On
   the main resource the uid matters: an apply with a resourceVersion alone would *create* an object
   that has been deleted meanwhile;
@@ -15,7 +17,7 @@ Raw requests through the ApiClient of the `kubernetes` package. Rules that every
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -24,18 +26,18 @@ from kubernetes.aio import client as kubernetes_client
 
 from kvtier_operator.apply.connection import AUTH
 from kvtier_operator.apply.errors import Unreachable, from_response
+from kvtier_operator.decide.facts import FIELD_MANAGER
 
 __all__ = [
     "CONTROLLER_REVISIONS",
     "EVENTS",
-    "FIELD_MANAGER",
     "KVTIER_NODES",
     "KVTIER_POLICIES",
     "Client",
     "Resource",
 ]
 
-FIELD_MANAGER: Final = "kvtier-operator"
+Body = Mapping[str, Any] | Sequence[Mapping[str, Any]]
 LIST_CHUNK: Final = 500
 
 
@@ -108,6 +110,22 @@ class Client:
             kind, "patch", "PATCH", path, query, body, "application/apply-patch+yaml"
         )
 
+    async def replace(
+        self, resource: Resource, name: str, section: str, value: object, *, resource_version: str
+    ) -> dict[str, Any]:
+        """Make a top-level section exactly ``value``, whoever owns what is in it. Raises `Stale`
+        where the object is not at ``resource_version`` any more."""
+        patch: list[dict[str, object]] = [
+            {"op": "replace", "path": "/metadata/resourceVersion", "value": resource_version},
+            {"op": "add", "path": f"/{section}", "value": value},
+        ]
+        query = {"fieldManager": FIELD_MANAGER, "fieldValidation": "Strict"}
+        content_type = "application/json-patch+json"
+        path = resource.path(name)
+        return await self._write(
+            resource.plural, "patch", "PATCH", path, query, patch, content_type
+        )
+
     async def create(
         self, resource: Resource, content: Mapping[str, Any], *, namespace: str = ""
     ) -> dict[str, Any]:
@@ -166,7 +184,7 @@ class Client:
         method: str,
         path: str,
         query: Mapping[str, str],
-        body: Mapping[str, Any],
+        body: Body,
         content_type: str = "application/json",
     ) -> dict[str, Any]:
         outcome = "error"
@@ -182,7 +200,7 @@ class Client:
         method: str,
         path: str,
         query: Mapping[str, str],
-        body: Mapping[str, Any] | None,
+        body: Body | None,
         content_type: str = "application/json",
     ) -> dict[str, Any]:
         code, text, headers = await self._exchange(method, path, query, body, content_type)
@@ -201,7 +219,7 @@ class Client:
         method: str,
         path: str,
         query: Mapping[str, str],
-        body: Mapping[str, Any] | None,
+        body: Body | None,
         content_type: str,
     ) -> tuple[int, str, Mapping[str, str]]:
         headers = {"Accept": "application/json"}

@@ -1,7 +1,8 @@
 """Plans -> writes. What comes back goes into the store, so that nothing is planned twice.
 
 Idempotent answers are successes: deleting what is gone, creating what exists with the same
-content. Everything else is raised as `apply.errors` and is the work queue's business.
+content. An event that the API server refuses is given up: a status that says how things stand must
+not wait for it. Everything else is raised as `apply.errors` and is the work queue's business.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from kvtier_operator.apply.client import (
     Client,
     Resource,
 )
-from kvtier_operator.apply.errors import AlreadyExists, NotFound
+from kvtier_operator.apply.errors import AlreadyExists, ApiError, NotFound
 from kvtier_operator.decide.facts import GENERATION_ANNOTATION, POLICY_LABEL
 from kvtier_operator.decide.plan import (
     Action,
@@ -31,8 +32,11 @@ from kvtier_operator.decide.plan import (
     Plan,
     StoreRevision,
 )
+from kvtier_operator.logs import get_logger
 
 __all__ = ["Executor", "Memory"]
+
+log = get_logger("executor")
 
 EVENT_NAMESPACE = "default"
 """Where events about cluster-scoped objects live."""
@@ -46,7 +50,7 @@ class Memory(Protocol):
         """An object as it is after a write."""
 
     def deleted(self, resource: Resource, name: str, uid: str) -> None:
-        """That very object is gone, or will be in a moment."""
+        """That very object is gone."""
 
     def revisions_read(self, policy: str, raws: Sequence[Mapping[str, Any]]) -> None:
         """All ControllerRevisions of a policy."""
@@ -109,19 +113,32 @@ class Executor:
                 await self._apply_status(action)
 
     async def _apply_node(self, action: ApplyNode) -> None:
-        answer = await self._client.apply(
-            KVTIER_NODES,
-            action.name,
-            {"spec": action.spec},
-            uid=action.uid,
-            resource_version=str(action.version) if action.uid else "",
-        )
+        if action.whole:
+            answer = await self._client.replace(
+                KVTIER_NODES,
+                action.name,
+                "spec",
+                action.spec,
+                resource_version=str(action.version),
+            )
+        else:
+            answer = await self._client.apply(
+                KVTIER_NODES,
+                action.name,
+                {"spec": action.spec},
+                uid=action.uid,
+                resource_version=str(action.version) if action.uid else "",
+            )
         self._memory.wrote(KVTIER_NODES, answer)
 
     async def _delete_node(self, action: DeleteNode) -> None:
+        answer: Mapping[str, Any] = {}
         with contextlib.suppress(NotFound):
-            await self._client.delete(KVTIER_NODES, action.name, uid=action.uid)
-        self._memory.deleted(KVTIER_NODES, action.name, action.uid)
+            answer = await self._client.delete(KVTIER_NODES, action.name, uid=action.uid)
+        if answer.get("kind") == KVTIER_NODES.kind:
+            self._memory.wrote(KVTIER_NODES, answer)  # somebody's finalizer still holds it
+        else:
+            self._memory.deleted(KVTIER_NODES, action.name, action.uid)
 
     async def _apply_status(self, action: ApplyStatus) -> None:
         try:
@@ -193,5 +210,9 @@ class Executor:
                 "uid": action.policy_uid,
             },
         }
-        with contextlib.suppress(AlreadyExists):  # told before
+        try:
             await self._client.create(EVENTS, body, namespace=EVENT_NAMESPACE)
+        except AlreadyExists:
+            pass  # told before
+        except ApiError as e:
+            log.warning("event refused", event_name=action.name, code=e.code, error=e.message)

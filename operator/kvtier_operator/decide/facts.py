@@ -17,6 +17,7 @@ from kvtier_api.conditions import Condition
 from kvtier_api.policy import NodeSelector, PolicyStatus
 
 __all__ = [
+    "FIELD_MANAGER",
     "GENERATION_ANNOTATION",
     "POLICY_LABEL",
     "RECONCILE_ANNOTATION",
@@ -29,6 +30,8 @@ __all__ = [
 ]
 
 
+FIELD_MANAGER: Final = "kvtier-operator"
+"""Under this name the operator owns the fields that it applies."""
 RECONCILE_ANNOTATION: Final = "kvtier.io/reconcile"
 """On a policy, by people: ``paused`` stops every write for it."""
 POLICY_LABEL: Final = "kvtier.io/policy"
@@ -107,6 +110,8 @@ class CacheNode:
     orphaned_at: float | None = None
     report_interval: int = 0
     orphan_grace: int = -1
+    shared: bool = False
+    """Somebody else owns fields of the spec: an apply would leave those where they are."""
     report: AgentReport = field(default_factory=AgentReport)
     version: int = 0
 

@@ -121,7 +121,7 @@ def gather_policy(
             superseded.append((node, ruler))
             continue
         reported = snapshot.reported_at.get(node)
-        silent = None if reported is None else seen - reported
+        silent = None if reported is None else max(0.0, seen - reported)
         ruled.append(RuledNode(node, snapshot.cache_nodes.get(node), silent))
     stored = snapshot.revisions.get(name)
     return PolicyInputs(

@@ -27,12 +27,13 @@ __all__ = [
 @dataclass(frozen=True, slots=True)
 class ApplyNode:
     """Server-side apply of a KVTierNode's spec. ``uid``/``version`` of what was read; empty and 0
-    where it does not exist."""
+    where it does not exist. ``whole``: replace the spec instead, with what others put into it."""
 
     name: str
     spec: Mapping[str, Any]
     uid: str = ""
     version: int = 0
+    whole: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,7 +32,9 @@ from kvtier_operator.decide.tally import tally
 __all__ = ["plan_policy", "status_of"]
 
 MAX_SUPERSEDED: Final = 50
-MAX_NOTE: Final = 1024
+MAX_NOTE_BYTES: Final = 1024
+"""The API server counts the bytes of a note, of a condition's message the characters."""
+_OURS: Final = ("Ready", "Reconciling", "Stalled")
 _WORRYING: Final = (Reason.NodesStale, Reason.NodesNotReady)
 
 
@@ -43,7 +45,7 @@ def plan_policy(inputs: PolicyInputs) -> Plan:
         return _hands_off(inputs)
     status, verdict, next_stale = status_of(inputs)
     actions: list[Action] = [*_store(inputs, verdict), *_prune(inputs, status)]
-    if status != policy.status:
+    if status != _ours(policy.status):
         actions += [*_events(policy, status, verdict), _apply(policy, status)]
     return Plan(verdict.reason.value, tuple(actions), next_stale)
 
@@ -81,7 +83,7 @@ def _conditions(
         "Reconciling": (verdict.reconciling, Reason.Settled),
         "Stalled": (verdict.stalled, Reason.Progressing),
     }
-    conditions = tuple(c for c in before if c.type in about)
+    conditions = tuple(c for c in before if c.type in _OURS)
     for type_, (is_so, otherwise) in about.items():
         reason, message = verdict.reason, verdict.message
         if otherwise is not None and not is_so:
@@ -108,7 +110,7 @@ def _hands_off(inputs: PolicyInputs) -> Plan:
     status = policy.status.model_copy(
         update={
             "conditions": with_condition(
-                policy.status.conditions,
+                _ours(policy.status).conditions,
                 "Reconciling",
                 "True",
                 reason,
@@ -184,9 +186,20 @@ def _events(policy: Policy, status: PolicyStatus, verdict: Verdict) -> list[Emit
             policy_uid=policy.uid,
             warning=verdict.stalled or verdict.reason in _WORRYING,
             reason=verdict.reason,
-            note=verdict.message[:MAX_NOTE],
+            note=_cut(verdict.message),
         )
     ]
+
+
+def _ours(status: PolicyStatus) -> PolicyStatus:
+    """A status without conditions of types that somebody else keeps there: they stay, and an apply
+    that leaves them out would be repeated for ever."""
+    kept = tuple(c for c in status.conditions if c.type in _OURS)
+    return status.model_copy(update={"conditions": kept})
+
+
+def _cut(note: str) -> str:
+    return note.encode()[:MAX_NOTE_BYTES].decode(errors="ignore")
 
 
 def _apply(policy: Policy, status: PolicyStatus) -> ApplyStatus:

@@ -1,7 +1,9 @@
 """A policy's nodes, counted from what their agents reported.
 
 A node that has not reported for three intervals is *stale*: what it last said counts for nothing,
-so that a silent node is never a success. Such a node is neither ready nor updated.
+so that a silent node is never a success. Such a node is neither ready nor updated. Nor is one whose
+KVTierNode still asks for another revision (it is about to leave the one that it reports), or is
+being deleted (it is about a Node that was).
 """
 
 from __future__ import annotations
@@ -30,6 +32,10 @@ class Tally:
     cannot_apply: tuple[tuple[str, str], ...]
     not_applied: tuple[str, ...]
     """Field paths that at least one updated node cannot obey."""
+    without: int
+    """Nodes whose KVTierNode does not ask for the desired revision."""
+    held_back: bool
+    """Whether one of them asks for another."""
     next_stale_after: float | None
     """Seconds of seen time until the next node turns stale."""
 
@@ -57,9 +63,10 @@ def tally(ruled: tuple[RuledNode, ...], desired: str) -> Tally:
     cannot: list[tuple[str, str]] = []
     not_applied: set[str] = set()
     next_stale: float | None = None
+    told = ["" if n.cache is None else n.cache.stable_revision for n in ruled]
     for node in ruled:
         cache = node.cache
-        if cache is None or node.silent is None:
+        if cache is None or cache.deleting or node.silent is None:
             continue
         left = stale_after(cache) - node.silent
         if left <= 0:
@@ -70,7 +77,7 @@ def tally(ruled: tuple[RuledNode, ...], desired: str) -> Tally:
         current = report.observed_generation == cache.generation
         if report.stalled is not None and report.stalled.status == "True" and current:
             cannot.append((node.name, f"{report.stalled.reason}: {report.stalled.message}"))
-        is_updated = bool(desired) and report.revision == desired
+        is_updated = bool(desired) and report.revision == desired == cache.stable_revision
         if is_updated:
             updated += 1
             not_applied.update(report.not_applied)
@@ -87,5 +94,7 @@ def tally(ruled: tuple[RuledNode, ...], desired: str) -> Tally:
         not_ready=tuple(not_ready),
         cannot_apply=tuple(cannot),
         not_applied=tuple(sorted(not_applied)),
+        without=sum(revision != desired for revision in told),
+        held_back=any(revision not in ("", desired) for revision in told),
         next_stale_after=next_stale,
     )

@@ -5,7 +5,9 @@
 - ``rollout.paused``: nothing moves. A node keeps what it has from this policy; a node that has
   nothing from it gets the active revision.
 - The spec is invalid: the last good one, which status calls desired; then the active one.
-- None at all (a policy that was born paused, or invalid): the node knows its policy, and no more.
+- None at all (a policy that was born paused, or invalid): the node keeps what it has, even from
+  another policy, because taking a working revision away helps nobody; a node that has nothing knows
+  its policy, and no more.
 """
 
 from __future__ import annotations
@@ -43,8 +45,8 @@ def target_of(
         return Target("InStep", policy.revision, policy.behaviour)
     why = "Paused" if policy.revision else "InvalidSpec"
     if policy.paused:
-        kept = _kept(policy, cache)
-        if kept is not None:
+        kept = _kept(cache)
+        if kept is not None and _is_from(policy, cache):
             return Target(why, *kept)
         wishes = [policy.status.active_revision]
     else:
@@ -52,12 +54,16 @@ def target_of(
     for wish in wishes:
         if wish in revisions:
             return Target(why, wish, revisions[wish].behaviour)
-    kept = _kept(policy, cache)
+    kept = _kept(cache)
     return Target(why) if kept is None else Target(why, *kept)
 
 
-def _kept(policy: Policy, cache: CacheNode | None) -> tuple[str, Mapping[str, Any]] | None:
-    if cache is None or cache.policy is None or cache.policy.uid != policy.uid:
+def _is_from(policy: Policy, cache: CacheNode | None) -> bool:
+    return cache is not None and cache.policy is not None and cache.policy.uid == policy.uid
+
+
+def _kept(cache: CacheNode | None) -> tuple[str, Mapping[str, Any]] | None:
+    if cache is None:
         return None
     if not cache.stable_revision or cache.stable_spec is None:
         return None

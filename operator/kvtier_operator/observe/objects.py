@@ -1,8 +1,10 @@
-"""Raw objects of the API server -> facts. Reading never raises on an object that was admitted.
+"""Raw objects of the API server -> facts. Reading never raises, whatever stands in an object: what
+the CRD of another version let through must not take the operator down.
 
 A policy that the CRD let through but that breaks a rule (an older CRD, a newer operator) becomes a
 `Policy` with ``problems``; its selector, priority and rollout are read on their own as far as they
-can be, so that an invalid spec does not lose the policy its nodes.
+can be, so that an invalid spec does not lose the policy its nodes. Where not even the spec can be
+read, no selector is: not every node, but those that it has.
 """
 
 from __future__ import annotations
@@ -12,12 +14,13 @@ from typing import Any, Final, TypeVar
 
 from kvtier_api.conditions import find, parse_timestamp
 from kvtier_api.model import ApiModel
-from kvtier_api.node import NodeStatus
+from kvtier_api.node import NodeStatus, PolicyReference
 from kvtier_api.policy import KVTierPolicy, NodeSelector, PolicyStatus, RevisionSpec
 from kvtier_api.revision import revision_hash
 from kvtier_api.validate import InvalidObject
 
 from kvtier_operator.decide.facts import (
+    FIELD_MANAGER,
     GENERATION_ANNOTATION,
     POLICY_LABEL,
     RECONCILE_ANNOTATION,
@@ -74,7 +77,8 @@ def read_policy(raw: Raw) -> Policy:
         policy = KVTierPolicy.read({**raw, "status": None})
     except InvalidObject as e:
         problems = tuple(str(p) for p in e.problems)
-        selector = _lenient(NodeSelector, spec.get("nodeSelector", {}))
+        readable = isinstance(raw.get("spec"), Mapping)
+        selector = _lenient(NodeSelector, spec.get("nodeSelector", {})) if readable else None
         priority = _whole(spec.get("priority"), 0, MAX_PRIORITY)
         rollout = spec.get("rollout")
         paused = isinstance(rollout, Mapping) and rollout.get("paused") is True
@@ -107,9 +111,8 @@ def read_cache_node(raw: Raw, before: tuple[Raw, CacheNode] | None = None) -> Ca
     taken over, since agents report often and the spec in full is large."""
     meta = raw["metadata"]
     spec = _section(raw, "spec")
-    policy = spec.get("policy")
     stable = spec.get("stable")
-    if before is not None and before[0].get("spec", {}).get("stable") == stable:
+    if before is not None and _section(before[0], "spec").get("stable") == stable:
         stable_revision, stable_spec = before[1].stable_revision, before[1].stable_spec
     else:
         stable_revision, stable_spec = _stable(stable)
@@ -119,22 +122,21 @@ def read_cache_node(raw: Raw, before: tuple[Raw, CacheNode] | None = None) -> Ca
         generation=int(meta.get("generation") or 0),
         deleting=bool(meta.get("deletionTimestamp")),
         node_uid=str(spec.get("nodeUID") or ""),
-        policy=PolicyRef(policy["name"], policy["uid"], int(policy["generation"]))
-        if isinstance(policy, Mapping)
-        else None,
+        policy=_reference(spec.get("policy")),
         stable_revision=stable_revision,
         stable_spec=stable_spec,
         orphaned_at=_moment(spec.get("orphanedAt")),
         report_interval=_whole(spec.get("reportIntervalSeconds"), 0, 3600),
         orphan_grace=_whole(spec.get("orphanGraceSeconds", -1), -1, 2**31),
-        report=_report(raw.get("status") or {}),
+        shared=_is_shared(meta),
+        report=_report(_section(raw, "status")),
         version=version_of(raw),
     )
 
 
 def last_report_of(raw: Raw) -> str:
     """status.lastReportTime as text, or "" before the first report."""
-    return str((raw.get("status") or {}).get("lastReportTime") or "")
+    return str(_section(raw, "status").get("lastReportTime") or "")
 
 
 def read_revision(raw: Raw) -> StoredRevision:
@@ -166,8 +168,24 @@ def _stable(stable: object) -> tuple[str, Mapping[str, Any] | None]:
         return "", None
     spec = _lenient(RevisionSpec, stable.get("spec") or {})
     if spec is None or revision_hash(spec) != stable.get("revision"):
-        return "", stable.get("spec")
+        return "", _section(stable, "spec")
     return str(stable["revision"]), spec.to_dict()
+
+
+def _reference(policy: object) -> PolicyRef | None:
+    found = _lenient(PolicyReference, policy)
+    return None if found is None else PolicyRef(found.name, found.uid, found.generation)
+
+
+def _is_shared(meta: Raw) -> bool:
+    """Whether anybody but the operator's apply owns fields of the spec, the operator's own
+    `apply.client.Client.replace` included."""
+    return any(
+        (entry.get("manager"), entry.get("operation")) != (FIELD_MANAGER, "Apply")
+        and not entry.get("subresource")
+        and "f:spec" in (entry.get("fieldsV1") or {})
+        for entry in meta.get("managedFields") or ()
+    )
 
 
 def _report(status: Raw) -> AgentReport:
@@ -204,5 +222,5 @@ def _whole(value: object, low: int, high: int) -> int:
 def _moment(text: object) -> float | None:
     try:
         return parse_timestamp(str(text)) if text else None
-    except ValueError:
+    except (ValueError, OverflowError):
         return None

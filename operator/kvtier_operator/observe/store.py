@@ -36,6 +36,8 @@ POLICIES: Final = "kvtierpolicies"
 CACHE_NODES: Final = "kvtiernodes"
 NODES: Final = "nodes"
 KINDS: Final = (POLICIES, CACHE_NODES, NODES)
+REMEMBERED_DELETIONS: Final = 10_000
+"""Of each kind; far more than can be deleted while one request is under way."""
 
 Key = tuple[Literal["policy", "node", "interval"], str]
 Raw = Mapping[str, Any]
@@ -60,6 +62,9 @@ class _Kind:
     raw: dict[str, Raw] = field(default_factory=dict)
     floor: int = -1
     """resourceVersion of the last complete list; -1 before the first."""
+    gone: dict[str, None] = field(default_factory=dict)
+    """uids of the objects that were deleted last, in order. A uid never comes back, but the answer
+    to an own write may arrive after the event that says that the object is gone."""
 
 
 class Store:
@@ -116,6 +121,7 @@ class Store:
         held = self._kinds[kind]
         for name, raw in list(held.raw.items()):
             if name not in listed and objects.version_of(raw) <= version:
+                self._bury(kind, str(raw["metadata"].get("uid")))
                 keys |= self._drop(kind, name)
         held.floor = max(held.floor, version)
         return keys
@@ -129,6 +135,8 @@ class Store:
     def remove(self, kind: str, raw: Raw) -> set[Key]:
         """An object is gone. Another one of the same name, with another uid, stays."""
         name = raw["metadata"]["name"]
+        if raw["metadata"].get("uid"):
+            self._bury(kind, raw["metadata"]["uid"])
         held = self._kinds[kind].raw.get(name)
         if held is None or held["metadata"].get("uid") != raw["metadata"].get("uid"):
             return set()
@@ -149,10 +157,18 @@ class Store:
 
     # -- one object of each kind
 
+    def _bury(self, kind: str, uid: str) -> None:
+        gone = self._kinds[kind].gone
+        gone[uid] = None
+        if len(gone) > REMEMBERED_DELETIONS:
+            del gone[next(iter(gone))]
+
     def _put(self, kind: str, raw: Raw) -> set[Key]:
         held = self._kinds[kind].raw
         name = raw["metadata"]["name"]
         before = held.get(name)
+        if raw["metadata"].get("uid") in self._kinds[kind].gone:
+            return set()
         if before is not None and objects.version_of(raw) <= objects.version_of(before):
             return set()
         keys: set[Key] = set()
@@ -320,7 +336,7 @@ def _slim(kind: str, raw: Raw) -> Raw:
         "metadata": {k: meta.get(k) for k in ("name", "uid", "resourceVersion")}
     }
     if kind == CACHE_NODES:
-        slim["spec"] = raw.get("spec") or {}
+        slim["spec"] = raw.get("spec")
         slim["status"] = {"lastReportTime": objects.last_report_of(raw)}
     return slim
 
@@ -328,5 +344,5 @@ def _slim(kind: str, raw: Raw) -> Raw:
 def _age(text: str, wall: float) -> float:
     try:
         return max(0.0, wall - parse_timestamp(text))
-    except ValueError:
+    except (ValueError, OverflowError):
         return 0.0

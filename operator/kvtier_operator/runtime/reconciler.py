@@ -22,14 +22,15 @@ from kvtier_operator.apply.client import Client, Resource
 from kvtier_operator.apply.errors import ApiError, Stale, Unreachable
 from kvtier_operator.apply.executor import Executor
 from kvtier_operator.decide.gather import Knobs, gather_node, gather_policy
-from kvtier_operator.decide.plan import Plan, StoreRevision
+from kvtier_operator.decide.plan import ApplyNode, ApplyStatus, Plan, StoreRevision
 from kvtier_operator.decide.policy import plan_policy
 from kvtier_operator.decide.rules.nodes import plan_node
 from kvtier_operator.decide.target import report_interval
 from kvtier_operator.logs import get_logger
 from kvtier_operator.metrics import Metrics
 from kvtier_operator.observe.freshness import Freshness
-from kvtier_operator.observe.store import CACHE_NODES, Key, Store, node_key
+from kvtier_operator.observe.store import CACHE_NODES, POLICIES, Key, Store, node_key
+from kvtier_operator.runtime.disputes import Disputes
 from kvtier_operator.runtime.queue import WorkQueue
 from kvtier_operator.settings import OperatorSettings
 
@@ -82,6 +83,7 @@ class Reconciler:
             orphan_grace_seconds=settings.orphan_grace_seconds,
             history_limit=settings.revision_history_limit,
         )
+        self._disputes: Disputes[Key] = Disputes()
         self._interval: int | None = None
         self._reporting = -1
         self._revisions_read: dict[str, float] = {}
@@ -107,9 +109,9 @@ class Reconciler:
     def on_event(self, kind: str, type_: str | None, raw: Mapping[str, Any]) -> None:
         """One object was listed (None), added, modified or deleted."""
         if type_ == "DELETED":
-            self._wake(self._store.remove(kind, raw))
+            self._wake(self._store.remove(kind, raw), gather=kind != POLICIES)
         else:
-            self._wake(self._store.observe(kind, raw), gather=kind == CACHE_NODES)
+            self._wake(self._store.observe(kind, raw), gather=kind != POLICIES)
 
     # -- what own writes were answered (`apply.executor.Memory`)
 
@@ -136,8 +138,8 @@ class Reconciler:
         self._store.drop_revision(policy, name)
 
     def _wake(self, keys: set[Key], *, gather: bool = False) -> None:
-        """Queue ``keys``. ``gather``: reports of nodes arrive in swarms, their policies wait for
-        more of them."""
+        """Queue ``keys``. ``gather``: nodes and their reports come in swarms, and their policies
+        wait for more of them."""
         for key in keys:
             delayed = gather and key[0] == "policy"
             self._queue.add(key, self._settings.status_delay_seconds if delayed else 0.0)
@@ -219,9 +221,7 @@ class Reconciler:
         if kind == "interval":
             return self._settle_interval()
         if kind == "node":
-            plan = self._plan_node(name)
-            await self._executor.run(plan)
-            return plan
+            return await self._run(key, self._plan_node(name))
         return await self._reconcile_policy(name)
 
     def _plan_node(self, name: str) -> Plan:
@@ -239,6 +239,7 @@ class Reconciler:
     async def _reconcile_policy(self, name: str) -> Plan:
         policy = self._store.policies.get(name)
         if policy is None:
+            self._disputes.forget(("policy", name))
             return Plan("Gone")
         if not policy.hands_off and self._revisions_are_old(name):
             await self._executor.read_revisions(name)
@@ -247,7 +248,7 @@ class Reconciler:
             # Count what is really there before adding to it.
             await self._executor.read_revisions(name)
             plan = self._plan_policy(name)
-        await self._executor.run(plan)
+        plan = await self._run(("policy", name), plan)
         if any(isinstance(a, StoreRevision) for a in plan.actions):
             self._queue.add(("policy", name), self._settings.status_delay_seconds)
         # Its nodes: whatever changed in the policy, those that need a write get one.
@@ -257,7 +258,25 @@ class Reconciler:
         again = self._settings.resync_seconds
         if plan.look_again_after is not None:
             again = min(again, plan.look_again_after)
+        if hold := self._freshness.hold(CACHE_NODES):
+            again = min(again, hold)
         return Plan(plan.why, plan.actions, again)
+
+    async def _run(self, key: Key, plan: Plan) -> Plan:
+        """Execute a plan, unless what it would write has been undone time and again: then it waits.
+        Returns what was done."""
+        written = [a for a in plan.actions if isinstance(a, ApplyNode | ApplyStatus)]
+        for action in written:
+            wait = self._disputes.wait(key, _content(action), self._timing.monotonic())
+            if wait:
+                return Plan("Disputed", (), wait)
+        await self._executor.run(plan)
+        if key[0] == "node" and not self._store.cache_nodes.get(key[1]):
+            self._disputes.forget(key)
+        for action in written:
+            if self._disputes.wrote(key, _content(action), self._timing.monotonic()):
+                log.warning("somebody undoes what is written; is there a second operator?", key=key)
+        return plan
 
     def _revisions_are_old(self, policy: str) -> bool:
         """They are read, not watched: a watch would need the right to see everybody's."""
@@ -268,7 +287,7 @@ class Reconciler:
         inputs = gather_policy(
             self._store,
             name,
-            seen=self._freshness.seen(CACHE_NODES),
+            seen=self._freshness.judged(CACHE_NODES),
             knobs=self._knobs,
             now=self._timing.wall(),
         )
@@ -298,6 +317,10 @@ class Reconciler:
                 return
             await asyncio.sleep(delay)
             delay = min(PROBE_MAX_SECONDS, 2 * delay)
+
+
+def _content(action: ApplyNode | ApplyStatus) -> Mapping[str, object]:
+    return action.spec if isinstance(action, ApplyNode) else action.status
 
 
 def _name(action: object) -> str:

@@ -182,6 +182,7 @@ class Agents:
         self._thread: threading.Thread | None = None
         self.refusing: set[str] = set()
         """Nodes whose agent says that it cannot apply the revision."""
+        self.message = "volume data9 is not mapped on this node"
         self._reported: dict[str, float] = {}
 
     def report(self) -> int:
@@ -201,7 +202,7 @@ class Agents:
                     "Stalled",
                     "True" if refuses else "False",
                     "VolumeUnknown" if refuses else "Applied",
-                    "volume data9 is not mapped on this node" if refuses else "",
+                    self.message if refuses else "",
                 ),
             ]
             self._kube.apply_status(

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from kvtier_operator.metrics import CONTENT_TYPE, Metrics
-from kvtier_operator.observe.freshness import Freshness
+from kvtier_operator.observe.freshness import GAP_SECONDS, HOLD_SECONDS, Freshness
 from kvtier_operator.runtime.http import serve
 
 
@@ -47,6 +47,41 @@ def test_seen_time_stands_still_while_blind() -> None:
     clock.now += 7
     fresh.heard("a")
     assert fresh.seen("a") - start == 17.0
+
+
+def test_a_gap_on_a_living_watch_is_judged_only_after_a_while() -> None:
+    """Storage that hangs: nobody can report, no watch ends, and agents come back one by one."""
+    clock = Clock()
+    fresh = Freshness(("a",), clock)
+    fresh.connected("a")
+    for _ in range(4):
+        clock.now += 10
+        fresh.heard("a")
+    before = fresh.seen("a")
+    assert (fresh.judged("a"), fresh.hold("a")) == (before, 0.0)
+    clock.now += 45
+    fresh.heard("a")  # the first agent is back
+    assert fresh.seen("a") == before + 45
+    assert (fresh.judged("a"), fresh.hold("a")) == (before, HOLD_SECONDS)
+    clock.now += 4
+    fresh.heard("a")
+    assert (fresh.judged("a"), fresh.hold("a")) == (before + 4, HOLD_SECONDS - 4)
+    clock.now += HOLD_SECONDS - 4
+    assert (fresh.judged("a"), fresh.hold("a")) == (fresh.seen("a"), 0.0)
+
+
+def test_signs_far_apart_do_not_put_off_judgement_for_ever() -> None:
+    assert HOLD_SECONDS < GAP_SECONDS
+    clock = Clock()
+    fresh = Freshness(("a",), clock)
+    fresh.connected("a")
+    for _ in range(5):  # nothing but bookmarks: every agent is dead
+        before = fresh.seen("a")
+        clock.now += 60 - HOLD_SECONDS
+        fresh.heard("a")
+        assert fresh.judged("a") == before < fresh.seen("a")
+        clock.now += HOLD_SECONDS
+        assert fresh.judged("a") == fresh.seen("a")
 
 
 async def get(port: int, path: str, method: str = "GET") -> tuple[int, bytes]:

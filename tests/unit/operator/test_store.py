@@ -17,8 +17,9 @@ def node(name: str, version: int, uid: str = "", **labels: str) -> dict[str, Any
     return {"metadata": {**meta, "labels": labels}, "status": {"images": ["large"] * 3}}
 
 
-def policy(name: str, version: int, **spec: Any) -> dict[str, Any]:
-    meta = {"name": name, "uid": f"u-{name}", "resourceVersion": str(version), "generation": 1}
+def policy(name: str, version: int, uid: str = "", **spec: Any) -> dict[str, Any]:
+    meta = {"name": name, "uid": uid or f"u-{name}"}
+    meta |= {"resourceVersion": str(version), "generation": 1}
     return {
         "apiVersion": "kvtier.io/v1alpha1",
         "kind": "KVTierPolicy",
@@ -27,8 +28,11 @@ def policy(name: str, version: int, **spec: Any) -> dict[str, Any]:
     }
 
 
-def cache(name: str, version: int, report: str = "", **status: Any) -> dict[str, Any]:
-    meta = {"name": name, "uid": f"k-{name}", "resourceVersion": str(version), "generation": 1}
+def cache(
+    name: str, version: int, report: str = "", *, uid: str = "", **status: Any
+) -> dict[str, Any]:
+    meta = {"name": name, "uid": uid or f"k-{name}"}
+    meta |= {"resourceVersion": str(version), "generation": 1}
     spec = {"reportIntervalSeconds": 10, "orphanGraceSeconds": 3600}
     return {"metadata": meta, "spec": spec, "status": {"lastReportTime": report, **status}}
 
@@ -92,6 +96,26 @@ def test_the_end_of_a_namesake_does_not_remove_its_successor() -> None:
     assert store.nodes == {}
 
 
+def test_what_is_gone_does_not_come_back_with_a_late_answer() -> None:
+    """The answer to an own write arrives after the event that says that the object is gone."""
+    for kind, old, new in (
+        (POLICIES, policy("a", 5), policy("a", 9, uid="second")),
+        (NODES, node("a", 5), node("a", 9, uid="second")),
+        (CACHE_NODES, cache("a", 5), cache("a", 9, uid="second")),
+    ):
+        store = make()
+        store.observe(kind, old)
+        store.remove(kind, old)
+        old["metadata"]["resourceVersion"] = "7"
+        assert store.observe(kind, old) == set()
+        assert {*store.policies, *store.nodes, *store.cache_nodes} == set()
+        assert store.observe(kind, new) != set()
+    store = make()
+    store.replace(NODES, [node("a", 1)], 5)
+    store.replace(NODES, [], 8)
+    assert store.observe(NODES, node("a", 9)) == set()
+
+
 def test_a_first_sight_is_as_old_as_the_agent_says_later_ones_are_new() -> None:
     store = make(seen=1000.0, wall=MIDNIGHT + 70)
     store.observe(CACHE_NODES, cache("a", 1, "2026-11-30T00:00:00Z"))
@@ -128,17 +152,21 @@ STEPS = st.lists(
 @settings(deadline=None)
 def test_the_index_is_what_a_look_at_everything_would_say(steps: Any) -> None:
     store = make()
+    uids: dict[tuple[str, str], str] = {}
     for version, (what, name, label, rank) in enumerate(steps, 1):
         if what == "node":
-            store.observe(NODES, node(name, version, **({"gpu": label} if label else {})))
+            uid = uids.setdefault((NODES, name), f"n-{version}")
+            store.observe(NODES, node(name, version, uid, **({"gpu": label} if label else {})))
         elif what == "policy":
             selector = {"matchLabels": {"gpu": label}} if label else {}
-            store.observe(POLICIES, policy(name, version, nodeSelector=selector, priority=rank))
+            uid = uids.setdefault((POLICIES, name), f"p-{version}")
+            spec = {"nodeSelector": selector, "priority": rank}
+            store.observe(POLICIES, policy(name, version, uid, **spec))
         elif what == "cache":
             store.observe(CACHE_NODES, cache(name, version))
         else:
             kind = NODES if what == "drop-node" else POLICIES
-            store.remove(kind, {"metadata": {"name": name, "uid": f"u-{name}"}})
+            store.remove(kind, {"metadata": {"name": name, "uid": uids.pop((kind, name), "none")}})
     for name, fact in store.nodes.items():
         wanted = selection.candidates(fact, store.cache_nodes.get(name), store.policies.values())
         assert store.candidates.get(name, ()) == wanted

@@ -132,7 +132,7 @@ def _write_unless_equal(inputs: NodeInputs, wanted: Mapping[str, Any]) -> tuple[
         return (ApplyNode(inputs.name, wanted),)
     if _held(inputs) == {**wanted, "stable": wanted.get("stable", {}).get("revision", "")}:
         return ()
-    return (ApplyNode(inputs.name, wanted, cache.uid, cache.version),)
+    return (ApplyNode(inputs.name, wanted, cache.uid, cache.version, whole=cache.shared),)
 
 
 def _held(inputs: NodeInputs) -> dict[str, Any]:

@@ -126,10 +126,15 @@ def cannot_apply(s: Situation) -> Verdict | None:
 
 
 def paused(s: Situation) -> Verdict | None:
-    """``rollout.paused`` holds the new revision back."""
-    if not s.inputs.policy.paused or s.settled or s.active == s.desired:
+    """``rollout.paused`` holds the desired revision back, on some node at least: the active one may
+    be what the spec asks for again while some nodes had left it."""
+    if not s.inputs.policy.paused or s.settled:
         return None
-    message = Reason.Paused.say(active=_short(s.active), desired=_short(s.desired))
+    if s.active == s.desired and not s.tally.held_back:
+        return None
+    message = Reason.Paused.say(
+        count=s.tally.without, selected=s.tally.selected, desired=_short(s.desired)
+    )
     return Verdict(Reason.Paused, message, reconciling=True)
 
 
