@@ -68,6 +68,7 @@ class Core:
         allow_many_files()
         self._preparing = threading.Lock()
         self._volumes: dict[str, Volume] = {}
+        self._swept: set[str] = set()
         self._l2: L2 | None = None
         self._found = recovery.NOTHING
         self._prepared: tuple[Behaviour, Budgets] | None = None
@@ -121,6 +122,7 @@ class Core:
                 raise as_core_error(error) from error
             self._volumes.update(opened)
             self._prepared = (behaviour, budgets)
+            self._sweep_others(budgets)
 
     def reconfigure(self, now: float, behaviour: Behaviour, budgets: Budgets) -> None:
         """Cache thread: put a revision in force (calls `prepare` if that was not done)."""
@@ -213,6 +215,16 @@ class Core:
                     volume.close()
                 raise
         return opened
+
+    def _sweep_others(self, budgets: Budgets) -> None:
+        """An earlier process may have left pages on volumes that the tier no longer has. They would
+        count against no cap, and a volume that joins later is emptied anyway."""
+        if not budgets.volumes:
+            return  # a revision with NVMe may still be on its way
+        others = set(self.settings.volumes) - set(budgets.volumes) - set(self._volumes)
+        for name in others - self._swept:
+            recovery.sweep(name, self.settings.volumes[name], self.settings.domain, self._io)
+        self._swept = others
 
     def _find_pages(self, volumes: dict[str, Volume], behaviour: Behaviour) -> None:
         """Read the headers of what is there: of the geometry of our clients or, before the first

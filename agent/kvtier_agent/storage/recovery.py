@@ -28,6 +28,7 @@ from numpy.typing import NDArray
 
 from kvtier_agent.cache.arena import runs
 from kvtier_agent.cache.geometry import Geometry, GeometryError
+from kvtier_agent.storage.fileio import FileIO
 from kvtier_agent.storage.l2 import L2, Slots
 from kvtier_agent.storage.segment import HEADER_BYTES, LAYOUT_VERSION, HeaderBlock, Segment
 from kvtier_agent.storage.volume import LOCK_NAME, Volume, VolumeError
@@ -119,6 +120,23 @@ def clear(volume: Volume, geometry: Geometry) -> None:
         if path.name != LOCK_NAME:
             _remove(path)
     _write_manifest(volume, geometry)
+
+
+def sweep(name: str, mount: Path, domain: str, io: FileIO) -> None:
+    """Empty the folder of a volume that is not in use, if there is one; what cannot be removed now,
+    what another agent holds and what a newer version wrote stays."""
+    if not (mount / "kvtier" / domain).is_dir():
+        return
+    with contextlib.suppress(VolumeError, OSError):
+        # Whatever file system it is on by now: nothing is written there.
+        volume = Volume(name, mount, domain, allow_root_filesystem=True, io=io)
+        try:
+            geometry_of(volume)
+            for path in volume.folder.iterdir():
+                if path.name == MANIFEST_NAME or _SEGMENT_NAME.fullmatch(path.name):
+                    _remove(path)
+        finally:
+            volume.close()
 
 
 def keep_only(l2: L2, slots: Slots) -> None:

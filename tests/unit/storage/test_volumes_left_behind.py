@@ -1,0 +1,92 @@
+"""Pages on volumes that a later revision does not name: after a restart they count against no cap,
+so they are removed; what is not ours to remove stays."""
+
+import json
+
+import numpy as np
+import pytest
+from kvtier_agent.cache.geometry import Geometry
+from kvtier_agent.cache.settings import Behaviour, Budgets, CacheSettings
+from kvtier_agent.storage import recovery
+from kvtier_agent.storage.checksum import checksum
+from kvtier_agent.storage.core import Core, CoreSettings
+from kvtier_agent.storage.l2 import L2
+from kvtier_agent.storage.segment import PageStamp
+from kvtier_agent.storage.volume import Volume
+
+GEOMETRY = Geometry.of_page_bytes(4096, 16)
+
+
+@pytest.fixture
+def mounts(mount):
+    for name in ("data0", "data1", "arena"):
+        (mount / name).mkdir(exist_ok=True)
+    return mount
+
+
+@pytest.fixture
+def left_behind(mounts):
+    """A folder on data1 with a page of an earlier process."""
+    volume = Volume("data1", mounts / "data1", "d", allow_root_filesystem=True)
+    l2 = L2([volume], GEOMETRY)
+    l2.limit(1 << 20, 0, "async")
+    recovery.recover(l2)
+    one = np.zeros((1, 16), np.uint8)
+    arena = np.zeros((1, 4096), np.uint8)
+    sums = np.array([checksum(arena[0])], np.uint64)
+    stamp = PageStamp(one, one, np.zeros(1, np.uint32), sums)
+    assert l2.write(np.zeros(1, np.uint32), stamp, arena, np.zeros(1, np.uint32))[0][0] == 0
+    l2.close()
+    volume.close()
+    return volume.folder
+
+
+@pytest.fixture
+def prepare(mounts):
+    made = []
+
+    def start(volumes):
+        core = Core(
+            CoreSettings(
+                "d", mounts / "arena", mounts / "arena" / "d.table",
+                {name: mounts / name for name in ("data0", "data1")},
+                1 << 20, 1 << 20, allow_root_filesystem=True, synchronous=True,
+                cache=CacheSettings(max_pages=4096),
+            )
+        )  # fmt: skip
+        made.append(core)
+        core.prepare(Behaviour(), Budgets(0, 1 << 19, 1 << 20 if volumes else 0, volumes, 0))
+
+    yield start
+    for core in made:
+        core.close()
+
+
+def segments(folder):
+    return [path.name for path in folder.glob("segment-*")]
+
+
+def test_a_volume_that_the_tier_no_longer_has_is_emptied(left_behind, prepare):
+    (left_behind / "somebody-elses").write_text("stays")
+    assert segments(left_behind)
+    prepare(("data0",))
+    assert segments(left_behind) == []
+    assert (left_behind / "somebody-elses").exists()
+
+
+def test_what_the_tier_has_or_may_have_soon_stays(left_behind, prepare):
+    prepare(())
+    assert segments(left_behind)
+
+
+def test_what_another_agent_holds_stays(left_behind, mounts, prepare):
+    other = Volume("data1", mounts / "data1", "d", allow_root_filesystem=True)
+    prepare(("data0",))
+    other.close()
+    assert segments(left_behind)
+
+
+def test_what_a_newer_version_wrote_stays(left_behind, prepare):
+    (left_behind / recovery.MANIFEST_NAME).write_text(json.dumps({"layout": 99}))
+    prepare(("data0",))
+    assert segments(left_behind)
