@@ -4,7 +4,9 @@ L1 is one shared-memory file. It is created sparse at the largest size it may ev
 client maps it once and a later revision grows it without a word to anybody; it is never truncated.
 Memory is put behind a slot with `posix_fallocate` before the slot is used, so a full tmpfs is an
 error when a revision is applied, never a SIGBUS in a client; it is given back by punching holes. A
-hole reads as zeros, so a client with a stale offset sees a checksum that fails.
+hole reads as zeros, so a client with a stale offset sees a checksum that fails. What is backed is
+remembered: the kernel takes a second to find nothing to do for some GiB, and the cache thread asks
+again for what was prepared for it.
 
 L0 on a machine without a device (`cpu`) is a second such file, and the same code runs. On `cuda` it
 is device memory in chunks, exported by CUDA IPC handles, one per chunk (`arena_cuda`).
@@ -87,6 +89,10 @@ class ShmArena:
                 f"cannot make the arena {path} of {self.size_bytes} bytes: {error.strerror}"
             ) from error
         self.bytes = np.frombuffer(self._map, dtype=np.uint8)
+        self._first = 0
+        """Bytes at the start that have memory behind them, while there are no slots."""
+        self._backed: NDArray[np.bool_] | None = None
+        """The same per slot, from the first call that names slots on."""
 
     def rows(self, slot_bytes: int) -> NDArray[np.uint8]:
         """The arena as (slots, slot_bytes), for batched copies. Rows without memory behind them
@@ -119,7 +125,9 @@ class ShmArena:
             done += step
 
     def back_slots(self, slots: NDArray[np.uint32], slot_bytes: int) -> None:
-        """Put memory behind these slots, all or nothing. Raises ArenaError."""
+        """Put memory behind these slots where there is none, all or nothing. Raises ArenaError."""
+        backed = self._slots_backed(slot_bytes)
+        slots = slots[~backed[slots]]
         done: list[tuple[int, int]] = []
         try:
             for first, count in runs(slots):
@@ -129,16 +137,31 @@ class ShmArena:
             for first, count in done:
                 punch_hole(self.fd, first * slot_bytes, count * slot_bytes)
             raise
+        backed[slots] = True
 
     def punch(self, slots: NDArray[np.uint32], slot_bytes: int) -> None:
         """Give the memory behind these slots back."""
+        self._slots_backed(slot_bytes)[slots] = False
         for first, count in runs(slots):
             punch_hole(self.fd, first * slot_bytes, count * slot_bytes)
 
+    def _slots_backed(self, slot_bytes: int) -> NDArray[np.bool_]:
+        if self._backed is None:
+            self._backed = np.zeros(self.size_bytes // slot_bytes, dtype=bool)
+            self._backed[: self._first // slot_bytes] = True
+        return self._backed
+
+    def back_first(self, length: int) -> None:
+        """Put memory behind the first `length` bytes, before there are slots. Raises ArenaError."""
+        if length > self._first:
+            self.back(self._first, length - self._first)
+            self._first = length
+
     def keep_first(self, length: int) -> None:
-        """Give back all memory behind the arena but that of its first `length` bytes."""
+        """Give back the memory behind all but the first `length` bytes, before there are slots."""
         start = align_up(length)
-        if start < self.size_bytes:
+        if start < self._first:
+            self._first = start
             punch_hole(self.fd, start, self.size_bytes - start)
 
     def collapse(self, length: int) -> bool:

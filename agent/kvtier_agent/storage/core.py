@@ -289,7 +289,7 @@ class Core:
                     f" ({arena.size_bytes}); restart the agent with more memory, or ask for less"
                 )
             if not self.cache.shaped:
-                arena.back(0, size // ALIGNMENT * ALIGNMENT)
+                arena.back_first(size // ALIGNMENT * ALIGNMENT)
                 arena.collapse(size)
 
     def _back_slots(self, geometry: Geometry, budgets: Budgets) -> None:

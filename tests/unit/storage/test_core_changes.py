@@ -147,6 +147,33 @@ def test_memory_prepared_before_the_first_client_goes_back_when_the_budget_shrin
     assert core._l1.backed_bytes == 100 * PAGE
 
 
+def test_memory_is_asked_for_before_the_cache_thread_needs_it_and_only_once(make_core, monkeypatch):
+    """Asking again takes the kernel a second for some GiB, and clients wait meanwhile."""
+    core = make_core()
+    asked = []
+    real = os.posix_fallocate
+
+    def count(fd, offset, length):
+        if fd == core._l1.fd:
+            asked.append(length)
+        real(fd, offset, length)
+
+    monkeypatch.setattr(os, "posix_fallocate", count)
+    core.prepare(Behaviour(), budgets(l1=100, l2=0))
+    core.reconfigure(0.0, Behaviour(), budgets(l1=100, l2=0))
+    core.register(0.0, GEOMETRY)
+    assert sum(asked) == 100 * PAGE
+    core.prepare(Behaviour(), budgets(l1=300, l2=0))
+    core.reconfigure(0.0, Behaviour(), budgets(l1=300, l2=0))
+    assert sum(asked) == 300 * PAGE
+    core.reconfigure(0.0, Behaviour(), budgets(l1=50, l2=0))
+    settle(core)
+    assert core._l1.backed_bytes == 50 * PAGE
+    core.reconfigure(0.0, Behaviour(), budgets(l1=100, l2=0))
+    assert sum(asked) == 350 * PAGE
+    assert core._l1.backed_bytes == 100 * PAGE
+
+
 def test_a_volume_that_fails_while_it_is_looked_through_can_be_tried_again(make_core, monkeypatch):
     core = make_core()
     core.reconfigure(0.0, Behaviour(), budgets())
