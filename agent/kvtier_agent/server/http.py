@@ -29,6 +29,8 @@ from kvtier_agent.supervise import Heart, Supervisor
 
 MOST_REQUESTS: Final = 16
 REQUEST_SECONDS: Final = 5.0
+ROOM_SECONDS: Final = 0.5
+"""How long a newcomer waits for the place of a connection that was ended for it."""
 READY_KEPT_SECONDS: Final = 1.0
 _TEXT: Final = "text/plain; charset=utf-8"
 
@@ -124,7 +126,8 @@ def _lines(lines: list[str]) -> bytes:
 
 
 class _Server(ThreadingHTTPServer):
-    """One thread a request, few at a time; a full house answers 503 without a thread."""
+    """One thread a request, few at a time. In a full house the oldest has to go: somebody who holds
+    connections open without a word must not keep the kubelet's probe out."""
 
     daemon_threads = True
     block_on_close = False
@@ -132,20 +135,37 @@ class _Server(ThreadingHTTPServer):
 
     def __init__(self, address: tuple[str, int], handler: Any) -> None:
         self._places = threading.BoundedSemaphore(MOST_REQUESTS)
+        self._inside: dict[Any, None] = {}
+        """Connections that hold a place, oldest first."""
+        self._lock = threading.Lock()
         super().__init__(address, handler)
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        if not self._places.acquire(blocking=False):
+        if not (self._places.acquire(blocking=False) or self._end_oldest()):
             with contextlib.suppress(OSError):
                 request.sendall(b"HTTP/1.0 503 Service Unavailable\r\n\r\nbusy\n")
             self.shutdown_request(request)
             return
+        with self._lock:
+            self._inside[request] = None
         super().process_request(request, client_address)
+
+    def _end_oldest(self) -> bool:
+        """Whether a place came free by it."""
+        with self._lock:
+            oldest = next(iter(self._inside), None)
+            if oldest is not None:
+                del self._inside[oldest]
+                with contextlib.suppress(OSError):
+                    oldest.shutdown(socket.SHUT_RDWR)
+        return self._places.acquire(timeout=ROOM_SECONDS)
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         try:
             super().process_request_thread(request, client_address)
         finally:
+            with self._lock:
+                self._inside.pop(request, None)
             self._places.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:

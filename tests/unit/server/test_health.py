@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import socket
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 from kvtier_agent.server.client import Client
-from kvtier_agent.server.http import HttpServer
+from kvtier_agent.server.http import MOST_REQUESTS, HttpServer
 from kvtier_agent.server.settings import ServerError
 from kvtier_agent.supervise import Supervisor
 from prometheus_client.parser import text_string_to_metric_families
@@ -205,6 +207,21 @@ def test_other_paths_say_what_there_is(agent: Any, port: int, get: Get) -> None:
     status, text = get(port, "/")
     assert status == 404
     assert "/healthz" in text
+
+
+def test_connections_held_open_without_a_word_do_not_keep_the_probe_out(
+    agent: Any, port: int, get: Get
+) -> None:
+    held = [socket.create_connection(("127.0.0.1", port)) for _ in range(2 * MOST_REQUESTS)]
+    try:
+        for connection in held:
+            with contextlib.suppress(OSError):  # ended already for the one after it
+                connection.sendall(b"GET /healthz HTTP/1.0\r\n")
+        answers = [get(port, "/healthz")[0] for _ in range(5)]
+    finally:
+        for connection in held:
+            connection.close()
+    assert answers == [200] * 5
 
 
 def test_an_address_in_use_is_said(agent: Any, port: int) -> None:
