@@ -166,7 +166,7 @@ class Client:
         """Store pages: reserve, copy, checksum, commit. Never waits for a lower tier.
 
         ``source``: (n, page_bytes) uint8, array or tensor, or a callable ``(i, destination)`` that
-        fills the slot of page i (called for the pages that are wanted only). ``depth``: tokens in
+        writes page i there (called for the pages that are wanted only). ``depth``: tokens in
         front of the first page; ``parent``: key of the page in front of it (default: ``root`` at
         depth 0). ``tokens``: tokens in all these pages; fewer than full pages hold makes the last
         one partial. ``frozen``: name of the frozen prefix they belong to.

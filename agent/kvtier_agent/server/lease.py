@@ -179,22 +179,22 @@ class Reservation:
             sums[i] = self._arenas[arenas[i]].write(offsets[i], page)
 
     def fill(self, source: Callable[[int, NDArray[np.uint8]], object]) -> None:
-        """``source(i, destination)`` fills the slot of each offered page."""
+        """``source(i, destination)`` gives each offered page; ``destination`` is used again.
+
+        It is not the slot itself: a checksum taken there would vouch for whatever another client
+        wrote in between, such as one whose reservation of the slot had run out.
+        """
+        destination = np.empty(self.page_bytes, np.uint8)
         for i in self.offered.tolist():
-            arena = self._arenas[int(self._arena[i])]
-            offset = int(self._offset[i])
-            destination = arena.view(offset, self.page_bytes)
             source(i, destination)
-            if arena.in_place:
-                self._sums[i] = checksum(destination.data)
-            else:
-                self._sums[i] = arena.write(offset, destination.data)
+            self.write(i, destination.data)
 
     def commit(self, checksums: Any = None) -> NDArray[np.uint8]:
         """The slots are filled; what became of each page, uint8[n].
 
-        ``checksums`` (uint64[n], XXH3-64) where the engine filled ``view`` by itself; without it
-        those computed by ``write``, ``write_rows`` and ``fill`` are used.
+        ``checksums`` (uint64[n], XXH3-64) where the engine filled ``view`` by itself: of what it
+        wrote, never read back from the slot. Without it those computed by ``write``,
+        ``write_rows`` and ``fill`` are used.
         """
         connection, self._connection = self._connection, None
         self._arenas = {}

@@ -29,8 +29,6 @@ class Mapped(Protocol):
     """One arena of the agent, mapped into this process."""
 
     tier: int
-    in_place: bool
-    """Is ``view`` the slot itself (shared memory), or a copy (device memory)?"""
 
     def view(self, offset: int, length: int) -> NDArray[np.uint8]:
         """The bytes of a slot, writable; on a device arena a host copy that is not connected."""
@@ -46,8 +44,6 @@ class Mapped(Protocol):
 
 class FileArena:
     """An arena in shared memory: L1 always, L0 on a machine without a device."""
-
-    in_place = True
 
     def __init__(self, info: ArenaInfo, descriptor: int) -> None:
         """Maps the file and closes ``descriptor``; ``OSError`` where it cannot be mapped."""
@@ -89,8 +85,6 @@ class UnmappedError(LookupError):
 
 class DeviceArena:
     """An arena in device memory, opened by its CUDA IPC handles; pages pass through the host."""
-
-    in_place = False
 
     def __init__(self, info: ArenaInfo) -> None:
         """Opens the handles; ``RuntimeError`` of torch where the device refuses."""

@@ -75,3 +75,24 @@ def test_a_slot_scribbled_while_it_is_being_written_is_a_miss(
     out = np.zeros((1, client.page_bytes), np.uint8)
     with client.load(pages.keys) as lease:
         assert not lease.copy_to(out).any()
+
+
+def test_a_page_that_is_filled_is_vouched_for_by_its_source_and_not_by_its_slot(
+    agent: Any, connect: Callable[..., Client], pages_of: Callable[..., Any]
+) -> None:
+    """Somebody whose reservation of the slot ran out still writes to it."""
+    client, pages = connect(agent.socket()), pages_of(1, 2)
+    reservation = client.reserve(pages.keys)
+
+    def source(index: int, destination: np.ndarray) -> None:
+        destination[:] = pages.bytes[index]
+        reservation.view(index)[:] = 0xFF
+        if index:
+            reservation.view(0)[:] = 0xFF
+
+    reservation.fill(source)
+    reservation.commit()
+    out = np.zeros((2, client.page_bytes), np.uint8)
+    with client.load(pages.keys) as lease:
+        assert lease.copy_to(out).tolist() == [False, True]
+    assert np.array_equal(out[1], pages.bytes[1])
