@@ -93,6 +93,7 @@ class ShmArena:
         """Bytes at the start that have memory behind them, while there are no slots."""
         self._backed: NDArray[np.bool_] | None = None
         """The same per slot, from the first call that names slots on."""
+        self._slot_bytes = 0
 
     def rows(self, slot_bytes: int) -> NDArray[np.uint8]:
         """The arena as (slots, slot_bytes), for batched copies. Rows without memory behind them
@@ -149,7 +150,17 @@ class ShmArena:
         if self._backed is None:
             self._backed = np.zeros(self.size_bytes // slot_bytes, dtype=bool)
             self._backed[: self._first // slot_bytes] = True
+            self._slot_bytes = slot_bytes
         return self._backed
+
+    def start_over(self) -> None:
+        """Forget the slots, for slots of another size: the memory that lies behind them without a
+        gap from the start on is kept, the rest is given back."""
+        if self._backed is not None:
+            gaps = np.flatnonzero(~self._backed)
+            whole = int(gaps[0]) if gaps.size else self._backed.size
+            self._first, self._backed = whole * self._slot_bytes, None
+            punch_hole(self.fd, self._first, self.size_bytes - self._first)
 
     def back_first(self, length: int) -> None:
         """Put memory behind the first `length` bytes, before there are slots. Raises ArenaError."""

@@ -1,9 +1,8 @@
 """L0 in device memory: chunks of uint8 tensors, exported to other processes by CUDA IPC handles.
 
-A growing L0 gets more chunks; a shrinking one frees the chunks at its end that hold no slot in use.
-A slot never crosses a chunk. A client opens each chunk's handle once; the agent must keep a chunk
-alive while a client may have it open, so chunks are freed only with the arena or when `punch` finds
-them empty, and clients read a freed chunk's pages never again (their leases are gone by then).
+A growing L0 gets more chunks; one that shrinks keeps them for the next growth. A slot never
+crosses a chunk. A client opens each chunk's handle once, when it connects, so a chunk must stay
+what it is for as long as clients may have it open: chunks are freed only with the arena.
 
 CUDA IPC may be refused between containers (no shared IPC or PID namespace): then opening raises in
 the client and L0 serves the agent's own process only.
@@ -61,7 +60,7 @@ class CudaArena:
         self.chunks.update(made)
 
     def punch(self, slots: NDArray[np.uint32], slot_bytes: int) -> None:
-        """Chunks are shared by slots: memory stays until `release` finds a chunk empty."""
+        """Nothing: clients have the chunks open (see the module's story)."""
 
     def gather(self, slots: NDArray[np.uint32], out: NDArray[np.uint8]) -> None:
         """Copy slots to host rows: out[i] = slot slots[i] (first out.shape[1] bytes)."""

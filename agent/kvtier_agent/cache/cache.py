@@ -91,6 +91,13 @@ class Cache:
         self.level = Level.NORMAL
         self._now = 0.0
 
+    def succeed(self, before: Cache) -> None:
+        """Carry on for a cache that held pages of another geometry and is empty now: under the
+        same behaviour and budgets, counting on where it stopped. Before anything is registered."""
+        self.behaviour, self.budgets = before.behaviour, before.budgets
+        self.counters = self.shelves.counters = before.counters
+        self.book.number_from(before.book)
+
     def register(self, now: float, geometry: Geometry) -> Registration:
         """Accept a client's geometry: one per trust domain. The first one sizes the slots (memory
         and volumes are there already: `Core.register`); another is refused with a reason."""

@@ -36,6 +36,7 @@ class Counters:
     demoted_l1: int = 0
     promoted_l1: int = 0  # left the tier upwards
     promoted_l2: int = 0  # read up into L1
+    read_bytes_l2: int = 0  # payload bytes of those
     evicted_l0: int = 0  # lost from the cache while in this tier
     evicted_l1: int = 0
     evicted_l2: int = 0

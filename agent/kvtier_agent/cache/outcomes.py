@@ -137,6 +137,7 @@ class Outcomes:
         landed = rows[ok & ~doomed]
         shelves.settle(landed, State.IN1, (1 << 1) | (1 << 2))
         shelves.counters.promoted_l2 += landed.size
+        shelves.counters.read_bytes_l2 += landed.size * self.traffic.worth.geometry.page_bytes
         shelves.counters.stored_l1 += landed.size
         shelves.counters.stored_bytes_l1 += landed.size * self.traffic.worth.geometry.page_bytes
         hot = cooled_down(

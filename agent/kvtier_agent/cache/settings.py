@@ -111,4 +111,5 @@ class CacheSettings:
     max_leases_per_client: int = 4096
     """Leases one client may hold at a time, 1 to 10^6; a load past it is a miss."""
     max_pages: int = 1 << 24
-    """Most pages the page table may grow to (128 bytes each), 1024 to 2^28."""
+    """Most pages the page table may grow to (128 bytes each), 1024 to 2^28. L2 gets no more slots
+    than that leaves for it."""

@@ -172,6 +172,26 @@ class Core:
             self._take_in()
         return answer
 
+    def reshape(self, now: float, geometry: Geometry) -> Registration:
+        """Cache thread: the engines of the geometry in use are gone, and one of another has come.
+        Every page is dropped and the tiers are laid out anew, a cold start. Raises CoreError while
+        pages are still on their way (the next try may find them landed), or as `register`."""
+        before = self.cache
+        before.drop_all(now)
+        if before.traffic.in_flight or before.traffic.moves or self.table.pages:
+            raise CoreError(
+                "pages of the model before are still on their way between tiers; try again"
+            )
+        self.cache = Cache(self.table, settings=self.settings.cache)
+        self.cache.succeed(before)
+        for arena in (self._l0, self._l1):
+            if isinstance(arena, ShmArena):
+                arena.start_over()
+        if isinstance(self._l0, CudaArena):
+            self._l0.close()
+            self._l0 = self._copier.l0 = None  # its chunks are of the old slots' size
+        return self.register(now, geometry)
+
     def _take_in(self) -> None:
         """Offer the cache what was found on the volumes; what it does not take is removed."""
         found, self._found = self._found, recovery.NOTHING

@@ -143,7 +143,8 @@ class L2:
             for wanted in (whole, missing) if missing.size else (missing,):
                 new = int(wanted.size) * self.stride
                 fits = allocated + new <= self.cap_bytes
-                if fits and volume.keeps_reserve(new, self.reserve_percent):
+                # Blocks that are there already are written again without taking from the reserve.
+                if fits and (not new or volume.keeps_reserve(new, self.reserve_percent)):
                     for start, length in runs(wanted.astype(np.uint32)):
                         segment.lay_out(start, length)
                     if self.allocated_bytes <= self.cap_bytes:

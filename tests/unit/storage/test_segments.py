@@ -126,6 +126,12 @@ def test_the_reserve_holds_before_the_write(make_l2):
     assert not list(one.folder.glob("segment-*"))
     one.io.free_bytes = None
     assert (one.write([0])[0] == OK).all()
+    one.l2.limit_slots = 1
+    one.io.free_bytes = (99, 1000)
+    assert (one.write([0])[0] == OK).all(), "its blocks are there already"
+    held = one.l2.allocated_bytes
+    assert one.write([25])[0].tolist() == [MoveStatus.NO_SPACE]
+    assert one.l2.allocated_bytes == held
 
 
 def test_no_space_while_laying_out_is_an_outcome(make_l2):
