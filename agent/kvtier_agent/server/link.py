@@ -8,6 +8,7 @@ back-off from 0.1 s to 2 s; it dials without the lock, so that calls made meanwh
 An agent that is there and does not answer costs each call its whole deadline, which would make an
 engine slower than it is without a cache. So after `MOST_SILENT` calls in a row without an answer
 the link rests: calls answer at once, until one of the late answers comes in or the rest is over.
+(Who wants errors wants every call tried, and gets no rest.)
 """
 
 from __future__ import annotations
@@ -167,7 +168,7 @@ class Link:
         self.here()
         with self._lock:
             connection = self.connection
-            if not anyway and time.monotonic() < self._rest_until:
+            if not anyway and not self._raise and time.monotonic() < self._rest_until:
                 connection = None
             if connection is None and self._raise:
                 raise AgentGoneError(self.counters.last_error or "no agent")
