@@ -105,7 +105,6 @@ def counters_of(snapshot: ServerSnapshot | None) -> dict[str, int]:
         return out
     for domain in snapshot.domains.values():
         have = domain.counters
-        page_bytes = domain.geometry.page_bytes if domain.geometry is not None else 0
         found = {
             **{
                 name: have.get(name, 0)
@@ -120,7 +119,7 @@ def counters_of(snapshot: ServerSnapshot | None) -> dict[str, int]:
             "demoted_pages": _sum(have, "demoted_l0", "demoted_l1"),
             "promoted_pages": have.get("promoted_l1", 0),
             "nvme_bytes_written": have.get("stored_bytes_l2", 0),
-            "nvme_bytes_read": have.get("promoted_l2", 0) * page_bytes,
+            "nvme_bytes_read": have.get("read_bytes_l2", 0),
         }
         for name, count in found.items():
             out[name] = out.get(name, 0) + count

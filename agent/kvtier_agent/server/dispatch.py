@@ -70,6 +70,7 @@ class Dispatcher:
         self._statistics = statistics
         self._tracing = tracing
         self._version = version
+        self._engine_left = float("-inf")
         self._parked: dict[int, tuple[Session, p.Load]] = {}
         self._said: dict[str, tuple[float, int]] = {}
         self._handlers: dict[type, Callable[[float, Session, Any, Frames], None]] = {
@@ -124,6 +125,8 @@ class Dispatcher:
     def over(self, now: float, session: Session) -> None:
         """The client is gone, whatever the reason: everything it held goes back."""
         self.sessions.close(session)
+        if not session.probe:
+            self._engine_left = now
         for lease in [k for k, (owner, _) in self._parked.items() if owner is session]:
             del self._parked[lease]
         self._core.cache.client_gone(now, session.number)
@@ -188,8 +191,29 @@ class Dispatcher:
         except CoreError as error:
             raise _RefusedError(p.Code.NOT_READY, str(error)) from None
         if not answer.accepted:
-            raise _RefusedError(p.Code.GEOMETRY, answer.reason)
+            self._take_over(now, hello, geometry, answer.reason)
         self.geometry = self.geometry or geometry
+
+    def _take_over(self, now: float, hello: p.Hello, geometry: Geometry, reason: str) -> None:
+        """Another model's engine: it gets the domain when those of the model before are gone."""
+        left = self._settings.geometry_grace_seconds - (now - self._engine_left)
+        if hello.probe or any(not session.probe for session in self.sessions):
+            raise _RefusedError(p.Code.GEOMETRY, reason)
+        if left > 0:
+            raise _RefusedError(
+                p.Code.GEOMETRY, f"{reason}, or wait {left:.0f} s: its engines have left"
+            )
+        for session in self.sessions:  # probes, of the old geometry
+            self.over(now, session)
+        self.geometry = None
+        try:
+            self._core.reshape(now, geometry)
+        except CoreError as error:
+            raise _RefusedError(p.Code.NOT_READY, str(error)) from None
+        log.info(
+            "another model has the trust domain; its tiers start cold", domain=self._name,
+            page_bytes=geometry.page_bytes, page_tokens=geometry.page_tokens,
+        )  # fmt: skip
 
     def _known(self, identity: bytes) -> Session:
         session = self.sessions.of(identity)

@@ -67,6 +67,9 @@ class Probe:
             return True, f"{name}: ready, no engine has connected yet"
         try:
             client = self._clients.get(name)
+            if client is not None and client.geometry != geometry:
+                client.close()  # another model has the domain
+                client = None
             if client is None:
                 client = self._clients[name] = Client(
                     self._run_dir / f"{name}.sock", geometry, timeout_seconds=PROBE_SECONDS,

@@ -42,6 +42,9 @@ class ServerSettings:
     """The cache's clock runs at most this often, seconds, 0.001 to 1."""
     snapshot_seconds: float = 0.5
     """How old the figures for metrics and status may get, seconds, 0.05 to 60."""
+    geometry_grace_seconds: float = 30.0
+    """A trust domain keeps its page geometry for so long after its last engine left; then an engine
+    of another model may have the domain, from cold. Seconds, 0 to 86,400."""
     messages_per_round: int = 64
     """Messages taken from one socket before the others have their turn, 1 to 10,000."""
 
@@ -54,6 +57,7 @@ class ServerSettings:
         _bounds(self, "longest_deadline_milliseconds", 1, 600_000)
         _bounds(self, "tick_seconds", 0.001, 1)
         _bounds(self, "snapshot_seconds", 0.05, 60)
+        _bounds(self, "geometry_grace_seconds", 0, 86_400)
         _bounds(self, "messages_per_round", 1, 10_000)
 
     @property
