@@ -44,20 +44,20 @@ def read_node(body: Mapping[str, Any] | None, grace_before: float) -> NodeWord:
     policy; the grace is then the one last heard."""
     if body is None:
         return NodeWord(Absent(grace_before), None, -1, DEFAULT_INTERVAL_SECONDS, grace_before)
-    spec = body.get("spec") or {}
+    spec = _section(body, "spec")
     generation = int((body.get("metadata") or {}).get("generation") or 0)
     interval = _number(spec.get("reportIntervalSeconds"), DEFAULT_INTERVAL_SECONDS)
     grace = _number(spec.get("orphanGraceSeconds"), DEFAULT_GRACE_SECONDS)
-    stable = spec.get("stable")
+    policy, stable = _section(spec, "policy"), _section(spec, "stable")
     desired: Desired | None
     problem: Problem | None = None
-    if not spec.get("policy") or not stable:
+    if not policy or not stable:
         desired = Absent(grace, generation)
     else:
         desired, problem = _revision(
             str(stable.get("revision") or ""),
             stable.get("spec") or {},
-            str(spec["policy"].get("name") or ""),
+            str(policy.get("name") or ""),
             generation,
         )
     return NodeWord(desired, problem, generation, interval, grace)
@@ -83,6 +83,12 @@ def _revision(
 
 def _problem(reason: Reason, revision: str, problem: str, generation: int) -> Problem:
     return Problem(reason, reason.say(revision=revision[:10], problem=problem), generation)
+
+
+def _section(body: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """Empty where there is none, or something that is no section."""
+    value = body.get(name)
+    return value if isinstance(value, Mapping) else {}
 
 
 def _number(value: object, default: float) -> float:

@@ -4,9 +4,10 @@
 (`saw`) and asks ``build`` for the status to write: a function of the object's present status (whose
 conditions keep their transition times) that returns a plain dict. `cadence` says when.
 
-Every write is fenced by the resourceVersion last seen: the status answers a spec that was read, and
-of two agents that both think they own the node only one goes on. A 409 is settled by reading again;
-no object means nothing to write to: the operator makes the objects, never an agent.
+Every write is fenced by the resourceVersion last seen: the status answers a spec that was read. A
+409 is settled by reading again; no object means nothing to write to: the operator makes the
+objects, never an agent. Two agents under one node name (on two machines, or in two folders) would write in
+turns, each believing itself alone; the boot id of the other gives it away, and each says so.
 """
 
 from __future__ import annotations
@@ -49,6 +50,9 @@ class Reporter:
         self._failures = 0
         self._random = random.Random()  # noqa: S311 - jitter
         self._wake = asyncio.Event()
+        self._boot_id = ""
+        self.rival = ""
+        """Boot id of another agent that reports under this name."""
         self.writes = 0
         """Status writes that the API server took."""
 
@@ -58,7 +62,18 @@ class Reporter:
             # A new object knows nothing of what was written to the one before it.
             self._cadence = cadence.Cadence(not_before=self._cadence.not_before)
         self._body = sighting.body
+        self._look_for_a_rival()
         self._wake.set()
+
+    def _look_for_a_rival(self) -> None:
+        boot_id = str(_status(self._body).get("bootID") or "")
+        if self._boot_id and boot_id not in ("", self._boot_id, self.rival):
+            self.rival = boot_id
+            log.warning(
+                "another agent reports for this node; run one agent under one --node-name",
+                node=self._name,
+                its_boot_id=boot_id,
+            )
 
     def wake(self) -> None:
         """Something urgent may have changed. Call on the event loop's thread."""
@@ -78,7 +93,7 @@ class Reporter:
         """Writes if it is time; returns the seconds until the next write is due."""
         if self._body is None:
             return LONGEST_NAP_SECONDS
-        status = self._build(self._body.get("status") or {})
+        status = self._build(_status(self._body))
         if status is None:
             return LONGEST_NAP_SECONDS
         urgent = cadence.urgent_part(status)
@@ -90,7 +105,7 @@ class Reporter:
 
     async def last_word(self) -> None:
         """One last write, whatever the cadence says; its failure is nobody's concern any more."""
-        status = self._build(self._body.get("status") or {}) if self._body else None
+        status = self._build(_status(self._body)) if self._body else None
         if status is not None:
             await self._write(status, cadence.urgent_part(status))
 
@@ -112,6 +127,7 @@ class Reporter:
             self._failed(str(e))
         else:
             self.writes += 1
+            self._boot_id = str(status.get("bootID") or "")
             if self._failures > 1:
                 log.info("status is written again", failures=self._failures)
             self._failures = 0
@@ -129,3 +145,8 @@ class Reporter:
             log.warning("status not written; trying again", error=error)
         wait = backoff.delay(self._failures, self._random.random())
         self._cadence = self._cadence.failed(time.monotonic(), wait)
+
+
+def _status(body: Mapping[str, Any] | None) -> Mapping[str, Any]:
+    status = (body or {}).get("status")
+    return status if isinstance(status, Mapping) else {}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from kvtier_agent.node.desired import Absent, Wanted
 from kvtier_agent.node.interpret import read_node
 from kvtier_api.policy import RevisionSpec
@@ -74,3 +75,16 @@ def test_a_revision_that_breaks_a_rule_is_refused_with_the_rules_sentence() -> N
 def test_nonsense_where_numbers_belong_falls_back_to_the_defaults() -> None:
     word = read_node(node(reportIntervalSeconds="often", orphanGraceSeconds=-1), 1.0)
     assert (word.interval_seconds, word.grace_seconds) == (10.0, 3600.0)
+
+
+@pytest.mark.parametrize("junk", [None, "text", 7, [1], {"a": []}])
+def test_no_object_takes_the_agent_down(junk: Any) -> None:
+    spec = {"policy": {"name": "p"}, "stable": {"revision": HASH, "spec": SPEC}}
+    bodies = [{"metadata": {"generation": 4}, "spec": {**spec, name: junk}} for name in SECTIONS]
+    for body in [{"metadata": {"generation": 4}, "spec": junk}, *bodies]:
+        word = read_node(body, 7.0)
+        assert isinstance(word.desired, Absent | Wanted) or word.problem is not None
+        assert word.interval_seconds > 0
+
+
+SECTIONS = ("policy", "stable", "reportIntervalSeconds", "orphanGraceSeconds")
