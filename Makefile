@@ -10,6 +10,8 @@ UV      := .tools/bin/uv
 UV_VERSION := 0.13.9
 # Most of the tests wait for processes rather than compute; a file's tests share what they start.
 PYTEST  := $(PY) -m pytest -n 3 --dist loadfile
+# Kills and outages take their time, the more so on a shared machine: the limit is for what hangs.
+SLOW    := $(PY) -m pytest -n 2 --dist loadfile --timeout 900
 TOOLS   := PYTHONPATH=tools $(PY)
 
 # A test run must not depend on what a user's shell or an earlier run has set.
@@ -50,8 +52,8 @@ test: lint tools  ## What a change must pass
 	$(PYTEST) -m "not slow and not vllm" $(ARGS)
 
 test-slow: setup tools $(VENV)-vllm/.stamp  ## Kill, image, outage and vLLM tests
-	$(PYTEST) -m "slow and not vllm" $(ARGS)
-	$(VENV)-vllm/bin/python -m pytest -m vllm tests/vllm $(ARGS)
+	$(SLOW) -m "slow and not vllm" $(ARGS)
+	$(VENV)-vllm/bin/python -m pytest --timeout 900 -m vllm tests/vllm $(ARGS)
 
 $(VENV)-vllm/.stamp: requirements/vllm.lock requirements/model.lock pyproject.toml | $(UV)
 	$(UV) venv --quiet --allow-existing --python $(PYTHON3) $(VENV)-vllm
