@@ -12,7 +12,6 @@ group's root carries the limit. Without any limit the machine's own memory is th
 from __future__ import annotations
 
 import ctypes
-import errno
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -159,26 +158,18 @@ def size_of(folder: Path) -> int:
     return stat.f_blocks * stat.f_frsize
 
 
-def volume_facts(mount: Path, held: int = 0, probe: Path | None = None) -> VolumeFacts:
-    """Size and room of the filesystem at ``mount``. Raises OSError. ``probe``: a file or folder of
-    ours there, whose time is set to see whether the filesystem takes changes: after an error of the
-    drive recent kernels refuse them without marking the mount as read-only."""
+def volume_facts(mount: Path, held: int = 0, refuses: bool = False) -> VolumeFacts:
+    """Size and room of the filesystem at ``mount``. Raises OSError. ``refuses``: the last write was
+    refused as to a read-only filesystem; after an error of the drive recent kernels do that without
+    marking the mount. (Nothing is written here to find out: a drive that hangs would hold us up.)
+    """
     stat = os.statvfs(mount)
     return VolumeFacts(
         total=stat.f_blocks * stat.f_frsize,
         available=stat.f_bavail * stat.f_frsize,
         held=held,
-        read_only=bool(stat.f_flag & os.ST_RDONLY) or (probe is not None and _refuses(probe)),
+        read_only=refuses or bool(stat.f_flag & os.ST_RDONLY),
     )
-
-
-def _refuses(probe: Path) -> bool:
-    """Whether the filesystem refuses changes altogether."""
-    try:
-        os.utime(probe, follow_symlinks=False)
-    except OSError as e:
-        return e.errno == errno.EROFS
-    return False
 
 
 def find_device(wanted: Literal["auto", "cpu", "cuda"], stand_in: int) -> Device:

@@ -243,7 +243,11 @@ class Agent:
                 # Pages lie in <mount>/kvtier/<domain>/.
                 ours = volume.path / "kvtier"
                 held = sum(held_bytes(ours / d.name) for d in settings.domain)
-                volumes[volume.name] = facts.volume_facts(volume.path, held, probe=ours)
+                volumes[volume.name] = facts.volume_facts(
+                    volume.path,
+                    held,
+                    refuses=any(core.refuses_writes(volume.name) for core in self._cores.values()),
+                )
             except OSError as e:
                 broken[volume.name] = f"{volume.path}: {e.strerror}"
         snapshot = self.loop.snapshot if self.loop is not None else None

@@ -371,6 +371,12 @@ class Core:
             self._back_slots(self.cache.geometry, self.cache.budgets)
             self.cache.regrow()
 
+    def refuses_writes(self, volume: str) -> bool:
+        """Was the last write to this volume refused because its file system is read-only? Any
+        thread."""
+        held = self._volumes.get(volume)
+        return held is not None and held.read_only
+
     def movers_alive(self) -> bool:
         """Do all mover threads run? For health."""
         return self._mover.alive()

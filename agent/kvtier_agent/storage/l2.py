@@ -80,13 +80,14 @@ class L2:
         return int(full * self.per_segment + max(0, rest - 4096) // self.stride)
 
     def limit(self, cap_bytes: int, reserve_percent: int, durability: Durability) -> int:
-        """New limits; how many slots they allow."""
-        with self.lock:
-            self.cap_bytes = cap_bytes
-            self.reserve_percent = reserve_percent
-            self.durability = durability
-            self.limit_slots = self.slots_within(cap_bytes) if self.volumes else 0
-            return self.limit_slots
+        """New limits; how many slots they allow. Without the lock: whoever holds it may be waiting
+        for a drive, and this is the cache thread. A write under way may still have seen the old
+        ones, as if it had come before."""
+        self.cap_bytes = cap_bytes
+        self.reserve_percent = reserve_percent
+        self.durability = durability
+        self.limit_slots = self.slots_within(cap_bytes) if self.volumes else 0
+        return self.limit_slots
 
     @property
     def allocated_bytes(self) -> int:
@@ -118,10 +119,18 @@ class L2:
                 segment.write(first, block, payload)
                 if self.durability == "sync":
                     self._make_last(segment)
+                self._note(number, read_only=False)
             except OSError as error:
+                self._note(number, read_only=error.errno == errno.EROFS)
                 status[where] = _status_of(error)
                 errors.append(f"write: {error.strerror or error}")
         return status, errors[0] if errors else ""
+
+    def _note(self, number: int, *, read_only: bool) -> None:
+        """Whether the volume of a segment takes writes."""
+        held = self.segments.get(number)
+        if held is not None:
+            held[1].read_only = read_only
 
     def _make_last(self, segment: Segment) -> None:
         """The pages to the device and, the first time, the file's name too."""
@@ -171,7 +180,13 @@ class L2:
                 raise OSError(errno.ENOSPC, "no volume")
             volume = min(self.volumes, key=lambda v: used[v.name])
             path = volume.folder / segment_name(number)
-            segment = Segment(path, number, self.per_segment, self.slot_bytes, self.io, create=True)
+            try:
+                segment = Segment(
+                    path, number, self.per_segment, self.slot_bytes, self.io, create=True
+                )
+            except OSError as error:
+                volume.read_only = error.errno == errno.EROFS
+                raise
             held = self.segments[number] = (segment, volume)
         return held
 

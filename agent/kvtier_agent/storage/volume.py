@@ -89,6 +89,8 @@ class Volume:
     ) -> None:
         """Checks the mount, makes the folder and locks it. Raises VolumeError."""
         self.name = name
+        self.read_only = False
+        """The last write was refused with EROFS: an error of the drive may have done that."""
         self.io = io or FileIO()
         check_mount(name, mount, allow_root_filesystem=allow_root_filesystem)
         self.folder = mount / "kvtier" / domain
