@@ -92,7 +92,8 @@ class Operator:
         well, details = self._report(
             self.settings.ready_watch_age_seconds, alive_while_waiting=False
         )
-        well = well and self.reconciler.synced and self.reconciler.reachable
+        reconciler = self.reconciler
+        well = well and reconciler.synced and reconciler.reachable and not reconciler.forbidden
         return well, {**details, "ok": well}
 
     def _report(self, limit: float, *, alive_while_waiting: bool) -> tuple[bool, Mapping[str, Any]]:
@@ -106,6 +107,7 @@ class Operator:
             "waitingForAPIServer": self.waiting,
             "synced": self.reconciler.synced,
             "apiServerReachable": self.reconciler.reachable,
+            "objectsThatMayNotBeWritten": self.reconciler.forbidden,
             "secondsSinceWatchWasHeard": {
                 kind: None if age is None else round(age, 1) for kind, age in ages.items()
             },

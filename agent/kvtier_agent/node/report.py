@@ -6,8 +6,9 @@ conditions keep their transition times) that returns a plain dict. `cadence` say
 
 Every write is fenced by the resourceVersion last seen: the status answers a spec that was read. A
 409 is settled by reading again; no object means nothing to write to: the operator makes the
-objects, never an agent. Two agents under one node name (on two machines, or in two folders) would write in
-turns, each believing itself alone; the boot id of the other gives it away, and each says so.
+objects, never an agent. Two agents under one node name (on two machines, or in two folders) would
+write in turns, each believing itself alone; the boot id of the other gives it away, and each says
+so.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvtier_operator.apply.client import Client, Resource
-from kvtier_operator.apply.errors import ApiError, Stale, Unreachable
+from kvtier_operator.apply.errors import ApiError, Forbidden, Stale, Unreachable
 from kvtier_operator.apply.executor import Executor
 from kvtier_operator.decide.gather import Knobs, gather_node, gather_policy
 from kvtier_operator.decide.plan import ApplyNode, ApplyStatus, Plan, StoreRevision
@@ -84,6 +84,7 @@ class Reconciler:
             history_limit=settings.revision_history_limit,
         )
         self._disputes: Disputes[Key] = Disputes()
+        self._forbidden: set[Key] = set()
         self._interval: int | None = None
         self._reporting = -1
         self._revisions_read: dict[str, float] = {}
@@ -161,6 +162,11 @@ class Reconciler:
         """Whether the API server answered last time."""
         return self._reachable.is_set()
 
+    @property
+    def forbidden(self) -> int:
+        """Keys whose last writes were refused for want of rights."""
+        return len(self._forbidden)
+
     async def run(self) -> None:
         """Dispatch until cancelled."""
         await self._synced.wait()
@@ -193,13 +199,18 @@ class Reconciler:
         except ApiError as e:
             outcome = "refused"
             delay = self._queue.failed(key, at_least=e.retry_after)
-            log.warning(
-                "API server refused",
-                key=key,
-                code=e.code,
-                error=e.message,
-                retry_in=round(delay, 2),
-            )
+            if isinstance(e, Forbidden):
+                self._forbidden.add(key)
+            failures = self._queue.state.failures(key)
+            if failures & (failures - 1) == 0:  # the 1st, 2nd, 4th, 8th, ...
+                log.warning(
+                    "API server refused",
+                    key=key,
+                    code=e.code,
+                    error=e.message,
+                    failures=failures,
+                    retry_in=round(delay, 2),
+                )
         except Exception:
             outcome = "failed"
             delay = self._queue.failed(key)
@@ -207,6 +218,7 @@ class Reconciler:
         else:
             rule = plan.why
             self._queue.done(key)
+            self._forbidden.discard(key)
             if plan.look_again_after is not None:
                 self._queue.add(key, max(LEAST_RECHECK_SECONDS, plan.look_again_after))
             if plan.actions:
@@ -248,13 +260,16 @@ class Reconciler:
             # Count what is really there before adding to it.
             await self._executor.read_revisions(name)
             plan = self._plan_policy(name)
-        plan = await self._run(("policy", name), plan)
+        try:
+            plan = await self._run(("policy", name), plan)
+        finally:
+            # Its nodes: whatever changed in the policy, those that need a write get one, also where
+            # the status is refused. Without a stored revision none needs any.
+            for node in self._store.concerned(name):
+                if self._plan_node(node).actions:
+                    self._queue.add(node_key(node))
         if any(isinstance(a, StoreRevision) for a in plan.actions):
             self._queue.add(("policy", name), self._settings.status_delay_seconds)
-        # Its nodes: whatever changed in the policy, those that need a write get one.
-        for node in self._store.concerned(name):
-            if self._plan_node(node).actions:
-                self._queue.add(node_key(node))
         again = self._settings.resync_seconds
         if plan.look_again_after is not None:
             again = min(again, plan.look_again_after)

@@ -160,6 +160,11 @@ async def test_an_operator_is_live_while_it_waits_and_red_when_a_watch_is_silent
         operator.reconciler.on_list(kind, [], 1)
     assert operator.health()[0] is True
     assert operator.readiness()[0] is True
+    operator.reconciler._forbidden.add(("policy", "p"))
+    well, details = operator.readiness()
+    assert (well, details["objectsThatMayNotBeWritten"]) == (False, 1)
+    assert operator.health()[0] is True  # a restart would not help
+    operator.reconciler._forbidden.clear()
     clock.now += 200
     operator.freshness.heard("nodes")
     operator.freshness.heard("kvtiernodes")

@@ -3,6 +3,7 @@ ever more slowly; never a reason to stop or to write without end."""
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import itertools
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 from kvtier_api.conditions import Condition, find
 from kvtier_api.reasons import Reason
-from kvtier_operator.apply.errors import Invalid
+from kvtier_operator.apply.errors import Forbidden, Invalid
 from kvtier_operator.decide.facts import StoredRevision
 from kvtier_operator.decide.gather import Knobs, NodeInputs, PolicyInputs, RuledNode
 from kvtier_operator.decide.plan import ApplyNode, EmitEvent
@@ -125,6 +126,43 @@ async def test_a_status_does_not_wait_for_an_event_that_is_refused(
     await process.settle()
     conditions = api.objects[POLICIES, "chat"]["status"]["conditions"]
     assert {"type": "Ready", "status": "True"}.items() <= conditions[0].items()
+
+
+async def test_a_status_that_is_refused_keeps_no_revision_from_the_nodes(
+    api: Any, start: Any, monkeypatch: Any
+) -> None:
+    """Rights that were taken away, or a CRD that does not know a field of the status."""
+    apply = api.apply
+    refuse = True
+
+    async def no_status(resource: Any, name: str, content: Any, **more: Any) -> Any:
+        if refuse and resource.plural == POLICIES:
+            raise Forbidden(403, "Forbidden", "no")
+        return await apply(resource, name, content, **more)
+
+    monkeypatch.setattr(api, "apply", no_status)
+    api.put_node("a")
+    api.put_policy("chat")
+    process = start()
+    running = asyncio.create_task(process.reconciler.run())
+
+    async def until(condition: Any) -> None:
+        for _ in range(400):
+            process.deliver()
+            if condition():
+                return
+            api.now += 0.1
+            process.queue.add(("interval", ""))  # wakes the loop: its clock is not ours
+            await asyncio.sleep(0)
+        raise AssertionError("not in time")
+
+    await until(lambda: (CACHE_NODES, "a") in api.objects)
+    assert "stable" in api.objects[CACHE_NODES, "a"]["spec"]
+    await until(lambda: process.reconciler.forbidden == 1)
+    refuse = False
+    await until(lambda: process.reconciler.forbidden == 0)
+    assert api.objects[POLICIES, "chat"]["status"]["observedGeneration"] == 1
+    running.cancel()
 
 
 async def test_two_operators_that_disagree_write_ever_more_slowly(api: Any, start: Any) -> None:
