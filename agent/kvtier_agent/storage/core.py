@@ -40,6 +40,7 @@ from kvtier_agent.storage.settings import (
     CoreError,
     CoreSettings,
     Layout,
+    arena_infos,
     as_core_error,
 )
 from kvtier_agent.storage.volume import Volume, VolumeError
@@ -148,9 +149,17 @@ class Core:
     def register(self, now: float, geometry: Geometry) -> Registration:
         """Cache thread: a client's geometry; the first one lays out slots and opens L2.
         Raises CoreError when memory or a volume fails just then."""
+        if self.cache.shaped:
+            return self.cache.register(now, geometry)
+        try:
+            return self._shape(now, geometry)
+        except CoreError:
+            self._forget_slots()  # the next client's may be of another size
+            raise
+
+    def _shape(self, now: float, geometry: Geometry) -> Registration:
+        """Make slots for pages of this geometry. Raises CoreError, half way."""
         cache = self.cache
-        if cache.shaped:
-            return cache.register(now, geometry)
         budgets, behaviour = cache.budgets, cache.behaviour
         try:
             if self._l0 is None:
@@ -184,13 +193,17 @@ class Core:
             )
         self.cache = Cache(self.table, settings=self.settings.cache)
         self.cache.succeed(before)
+        self._forget_slots()
+        return self.register(now, geometry)
+
+    def _forget_slots(self) -> None:
+        """The arenas as they were before the first geometry; no page lies in them."""
         for arena in (self._l0, self._l1):
             if isinstance(arena, ShmArena):
                 arena.start_over()
         if isinstance(self._l0, CudaArena):
             self._l0.close()
-            self._l0 = self._copier.l0 = None  # its chunks are of the old slots' size
-        return self.register(now, geometry)
+            self._l0 = self._copier.l0 = None  # its chunks are made for the size of the slots
 
     def _take_in(self) -> None:
         """Offer the cache what was found on the volumes; what it does not take is removed."""
@@ -329,23 +342,13 @@ class Core:
         if not self.cache.shaped:
             return None
         geometry = self.cache.geometry
-        infos = []
-        for tier, arena in ((0, self._l0), (1, self._l1)):
-            if isinstance(arena, ShmArena):
-                infos.append(ArenaInfo(tier, "shm", str(arena.path), arena.size_bytes))
-            elif arena is not None:
-                infos.append(
-                    ArenaInfo(
-                        tier, "cuda", "", arena.size_bytes, arena.chunk_bytes, arena.handles()
-                    )
-                )
         return Layout(
             boot_id=self.boot_id,
             layout_version=LAYOUT_VERSION,
             key_version=KEY_VERSION,
             page_bytes=geometry.page_bytes,
             slot_bytes=geometry.slot_bytes,
-            arenas=tuple(infos),
+            arenas=arena_infos(self._l0, self._l1),
             table_path=str(self.settings.table_path),
         )
 

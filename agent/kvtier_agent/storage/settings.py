@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from kvtier_agent.cache.arena import ArenaError
+from kvtier_agent.cache.arena import ArenaError, ShmArena
+from kvtier_agent.cache.arena_cuda import CudaArena
 from kvtier_agent.cache.settings import CacheSettings
 from kvtier_agent.storage.volume import VolumeError
 
@@ -71,6 +72,18 @@ class Layout:
     slot_bytes: int
     arenas: tuple[ArenaInfo, ...]
     table_path: str
+
+
+def arena_infos(l0: ShmArena | CudaArena | None, l1: ShmArena) -> tuple[ArenaInfo, ...]:
+    """What clients are told of the arenas that there are."""
+    infos = []
+    for tier, arena in ((0, l0), (1, l1)):
+        if isinstance(arena, ShmArena):
+            infos.append(ArenaInfo(tier, "shm", str(arena.path), arena.size_bytes))
+        elif arena is not None:
+            size, chunk = arena.size_bytes, arena.chunk_bytes
+            infos.append(ArenaInfo(tier, "cuda", "", size, chunk, arena.handles()))
+    return tuple(infos)
 
 
 def as_core_error(error: Exception) -> CoreError:

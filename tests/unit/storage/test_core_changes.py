@@ -174,6 +174,27 @@ def test_memory_is_asked_for_before_the_cache_thread_needs_it_and_only_once(make
     assert core._l1.backed_bytes == 100 * PAGE
 
 
+def test_a_client_that_could_not_be_served_leaves_no_trace_for_one_of_another_size(
+    make_core, monkeypatch
+):
+    core = make_core(maximum=120)
+    core.reconfigure(0.0, Behaviour(), budgets(l1=102, l2=0))
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    core._l1.keep_first(0)  # so that memory is asked for just then
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "posix_fallocate", full)
+        with pytest.raises(CoreError, match="No space left"):
+            core.register(0.0, Geometry.of_page_bytes(3 * PAGE, 16))
+    assert core.register(0.0, GEOMETRY).accepted
+    put(core, 90)
+    assert hits(core, 90) == 90
+    assert core._l1.backed_bytes == 102 * PAGE
+    check_books(core.cache)
+
+
 def test_a_volume_that_fails_while_it_is_looked_through_can_be_tried_again(make_core, monkeypatch):
     core = make_core()
     core.reconfigure(0.0, Behaviour(), budgets())
