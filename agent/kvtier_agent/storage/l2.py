@@ -39,6 +39,8 @@ from kvtier_agent.storage.segment import (
 from kvtier_agent.storage.volume import Volume
 
 SEGMENT_BYTES = 64 << 20
+PATIENCE_SECONDS = 0.5
+"""How long a revision waits for the files of a volume that leaves; then they go by and by."""
 
 Slots = NDArray[np.uint32]
 Statuses = NDArray[np.uint8]
@@ -92,7 +94,7 @@ class L2:
     @property
     def allocated_bytes(self) -> int:
         """Bytes of blocks that all segments take."""
-        return sum(segment.allocated for segment, _ in self.segments.values())
+        return sum(segment.allocated for segment, _ in list(self.segments.values()))
 
     # -- writing ----------------------------------------------------------------------------
 
@@ -174,7 +176,7 @@ class L2:
         held = self.segments.get(number)
         if held is None:
             used = dict.fromkeys((v.name for v in self.volumes), 0)
-            for segment, volume in self.segments.values():
+            for segment, volume in list(self.segments.values()):
                 used[volume.name] = used.get(volume.name, 0) + segment.allocated
             if not self.volumes:
                 raise OSError(errno.ENOSPC, "no volume")
@@ -188,6 +190,9 @@ class L2:
                 volume.read_only = error.errno == errno.EROFS
                 raise
             held = self.segments[number] = (segment, volume)
+            if volume not in self.volumes:  # withdrawn in this very moment
+                self.drop_segment(number)
+                raise SegmentGoneError(errno.ENOENT, "the volume is gone")
         return held
 
     # -- reading ----------------------------------------------------------------------------
@@ -237,7 +242,8 @@ class L2:
                     held = self.segments.get(number)
                     if held is None:
                         continue
-                    held[0].punch(start, length)
+                    with contextlib.suppress(SegmentGoneError):
+                        held[0].punch(start, length)
                     if not held[0].laid.any():
                         self.drop_segment(number)
 
@@ -262,18 +268,24 @@ class L2:
         return status
 
     def withdraw(self, names: set[str]) -> set[int]:
-        """Volumes leave: their segments are removed. Numbers of the segments lost."""
-        with self.lock:
-            lost = {n for n, (_, volume) in self.segments.items() if volume.name in names}
-            for number in lost:
-                self.drop_segment(number)
-            self.volumes = [v for v in self.volumes if v.name not in names]
+        """Volumes leave: their segments are removed. Numbers of the segments lost.
+
+        On the cache thread: nothing of it takes the lock, which a write to a drive that hangs may
+        hold, and the files are removed on a thread of their own, waited for only briefly."""
+        self.volumes = [v for v in self.volumes if v.name not in names]
+        lost = {n for n, (_, volume) in list(self.segments.items()) if volume.name in names}
+        segments = [held[0] for n in lost if (held := self.segments.pop(n, None)) is not None]
+        if segments:
+            remover = threading.Thread(
+                target=_remove, args=(segments,), name="volume-leaves", daemon=True
+            )
+            remover.start()
+            remover.join(PATIENCE_SECONDS)
         return lost
 
     def add(self, volume: Volume) -> None:
         """A volume joins; its folder was cleared by `recovery.clear`."""
-        with self.lock:
-            self.volumes.append(volume)
+        self.volumes = [*self.volumes, volume]
 
     def close(self) -> None:
         """Flush (durability async, sync) or sweep (none)."""
@@ -315,10 +327,14 @@ class L2:
             first, count = first + length, count - length
 
     def drop_segment(self, number: int) -> None:
-        segment, _ = self.segments.pop(number)
-        segment.close()
-        with contextlib.suppress(OSError):
-            segment.path.unlink()
+        held = self.segments.pop(number, None)
+        if held is not None:
+            held[0].remove()
+
+
+def _remove(segments: list[Segment]) -> None:
+    for segment in segments:
+        segment.remove()
 
 
 def _status_of(error: OSError) -> MoveStatus:

@@ -142,17 +142,19 @@ class Segment:
 
     def lay_out(self, first: int, count: int) -> None:
         """Give blocks to a run of slots. Raises OSError (ENOSPC)."""
-        try:
-            self._io.allocate(self.fd, first * self.stride, count * self.stride)
-            self.laid[first : first + count] = True
-        finally:
-            self.allocated = self._io.allocated(self.fd)
+        with self.in_use():
+            try:
+                self._io.allocate(self.fd, first * self.stride, count * self.stride)
+                self.laid[first : first + count] = True
+            finally:
+                self.allocated = self._io.allocated(self.fd)
 
     def punch(self, first: int, count: int) -> None:
         """Give the blocks of a run of slots back."""
-        if self._io.punch(self.fd, first * self.stride, count * self.stride):
-            self.laid[first : first + count] = False
-        self.allocated = self._io.allocated(self.fd)
+        with self.in_use():
+            if self._io.punch(self.fd, first * self.stride, count * self.stride):
+                self.laid[first : first + count] = False
+            self.allocated = self._io.allocated(self.fd)
 
     def write(self, first: int, headers: NDArray[np.uint8], rows: list[Any]) -> None:
         """Write neighbouring slots from `first` on. Raises OSError, also for a short write."""
@@ -216,6 +218,14 @@ class Segment:
         with self._guard:
             self._leaving = True
             self._close_if_idle()
+
+    def remove(self) -> None:
+        """Removes the file, unless another one has its name by now, and closes it. May take as long
+        as the drive does; failures are left to the next start."""
+        with contextlib.suppress(OSError), self.in_use():
+            if os.path.samestat(os.fstat(self.fd), self.path.stat(follow_symlinks=False)):
+                self.path.unlink()
+        self.close()
 
     def _close_if_idle(self) -> None:
         if self._leaving and not self._users and self.fd >= 0:

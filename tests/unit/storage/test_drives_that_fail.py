@@ -67,3 +67,42 @@ def test_new_limits_do_not_wait_for_a_drive_that_hangs(make_l2):
     writer.join(10)
     assert in_time
     assert one.l2.cap_bytes == 1 << 20
+
+
+def test_a_volume_leaves_at_once_though_its_drive_hangs(make_l2):
+    drive = Drive()
+    one = make_l2(io=drive)
+    recovery.recover(one.l2)
+    one.write([1])
+    (path,) = [segment.path for segment, _ in one.l2.segments.values()]
+    per_segment = one.l2.per_segment
+    drive.hang = threading.Event()
+    drive.reached.clear()
+    one.l2.limit_slots, one.l2.cap_bytes = 3 * per_segment, 1 << 40
+    writer = threading.Thread(target=one.write, args=([per_segment],), kwargs={"rows": [0]})
+    writer.start()
+    assert drive.reached.wait(10)
+    lost: list[set[int]] = []
+    leaving = threading.Thread(target=lambda: lost.append(one.l2.withdraw({"data0"})))
+    leaving.start()
+    leaving.join(5)
+    in_time = not leaving.is_alive()
+    drive.hang.set()
+    writer.join(10)
+    assert in_time
+    assert lost == [{0, 1}]
+    assert one.l2.volumes == []
+    assert one.l2.segments == {}
+    assert not path.exists()
+
+
+def test_a_file_that_has_the_name_of_a_removed_one_stays(make_l2):
+    one = make_l2()
+    recovery.recover(one.l2)
+    one.write([1])
+    (segment,) = [segment for segment, _ in one.l2.segments.values()]
+    segment.path.unlink()
+    segment.path.write_bytes(b"of the volume that joined again")
+    segment.remove()
+    assert segment.path.exists()
+    assert segment.fd == -1
