@@ -141,7 +141,9 @@ class Page(ApiModel):
     tokens: Annotated[
         int,
         number(
-            "Tokens of one page: a multiple of 16 and of the engine's block.",
+            "Tokens of one page: a multiple of 16 and of the engine's block. Engines choose it "
+            "at their start; a node whose engines have another size lists page.tokens in "
+            "status.notApplied.",
             unit="tokens",
             ge=16,
             le=8192,
@@ -150,8 +152,8 @@ class Page(ApiModel):
     transfer_size: Annotated[
         Quantity,
         knob(
-            "Most bytes of a page that one input or output operation moves: a group of whole "
-            "layers.",
+            "Most bytes of a page that count as one transfer, P in the load time by which value "
+            "and SLO are judged: bytes / bandwidth + overhead * ceil(bytes / P).",
             unit="bytes, as a quantity (256Ki to 1Mi)",
         ),
     ] = Quantity("1Mi")

@@ -95,6 +95,8 @@ class NodeBudgets:
         Free space moves all the time; budgets follow it in steps."""
         if self.volumes != other.volumes or self.reserve_percent != other.reserve_percent:
             return True
+        if (self.not_applied, self.notes) != (other.not_applied, other.notes):
+            return True  # status has something else to say
         if self.read_only != other.read_only:
             return True  # news, however little the tier is smaller by it
         pairs = ((self.l0, other.l0), (self.l1, other.l1), (self.l2, other.l2))
@@ -137,6 +139,17 @@ def plan(spec: RevisionSpec, facts: Facts) -> NodeBudgets:
     l2, volumes, reserve, l2_clamp = _nvme(spec, facts)
     if l2_clamp is not None:
         clamps.append(l2_clamp)
+    not_applied = NOT_OBEYED_IN_ENGINE_SHAPE if facts.shape == "engine" else ()
+    other = [tokens for tokens in facts.page_tokens if tokens != spec.page.tokens]
+    if other:
+        # Page size is the engine's choice at its start: all that can be done is to say so.
+        not_applied = tuple(sorted((*not_applied, "page.tokens")))
+        theirs = " and ".join(map(str, other))
+        notes = (
+            *notes,
+            f"engines have pages of {theirs} tokens, page.tokens is {spec.page.tokens}: start them "
+            "with the policy's",
+        )
     return NodeBudgets(
         hbm_base=base,
         l0=l0,
@@ -145,7 +158,7 @@ def plan(spec: RevisionSpec, facts: Facts) -> NodeBudgets:
         volumes=volumes,
         reserve_percent=reserve,
         clamps=tuple(clamps),
-        not_applied=NOT_OBEYED_IN_ENGINE_SHAPE if facts.shape == "engine" else (),
+        not_applied=not_applied,
         notes=notes,
     )
 

@@ -80,6 +80,8 @@ class Facts:
     the page tables may still take."""
     engine_pool: int = 0
     """KV pool of the engines that are registered (shape ``engine``); 0 while there is none."""
+    page_tokens: tuple[int, ...] = ()
+    """Tokens of a page, as engines have registered them, ascending; empty before the first one."""
     volumes: Mapping[str, VolumeFacts] = field(default_factory=dict)
     broken: Mapping[str, str] = field(default_factory=dict)
     """Mapped volumes that could not be looked at, and why."""

@@ -254,9 +254,11 @@ class Agent:
         pools = [d.engine_pool_bytes for d in snapshot.domains.values()] if snapshot else []
         # The largest ever seen: an engine that restarts must not find its DRAM tier shrunk.
         self._engine_pool = max(self._engine_pool, sum(pools))
+        geometries = [d.geometry for d in snapshot.domains.values()] if snapshot else []
         return Facts(
             shape=settings.l0,
             engine_pool=self._engine_pool,
+            page_tokens=tuple(sorted({g.page_tokens for g in geometries if g is not None})),
             device=self._device,
             memory=facts.memory_limit(settings.memory_headroom),
             shm_available=self._room_for_arenas(self._places.arenas),

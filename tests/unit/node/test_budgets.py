@@ -141,6 +141,18 @@ def test_engine_shape_has_no_l0_and_says_what_is_not_obeyed(revision: Make, fact
     assert "valueDensity.thresholdMicrosecondsPerMiB.hbm" in after.not_applied
 
 
+def test_engines_with_other_pages_than_the_policys_are_said(revision: Make, facts: Make) -> None:
+    spec = revision(page={"tokens": 512})
+    before, same = plan(spec, facts()), plan(spec, facts(page_tokens=(512,)))
+    assert before == same
+    other = plan(spec, facts(page_tokens=(256, 512)))
+    assert other.not_applied == ("page.tokens",)
+    assert "pages of 256 tokens, page.tokens is 512" in other.notes[-1]
+    assert other.differs(same, percent=5), "status follows although no byte has moved"
+    engine = plan(spec, facts(page_tokens=(256,), shape="engine", engine_pool=GI))
+    assert {"page.tokens", "tiers.hbm"} <= set(engine.not_applied)
+
+
 def test_small_drift_is_no_difference(revision: Make, facts: Make) -> None:
     one = plan(revision(), facts(shm_available=50 * GI))
     near = plan(revision(), facts(shm_available=49 * GI))

@@ -199,6 +199,17 @@ def test_where_the_engine_is_l0_its_pool_is_the_base_of_dram(tmp_path: Path) -> 
             assert Pages(again, 16, 7).held() == 16
 
 
+def test_an_engine_with_other_pages_is_served_and_said(tmp_path: Path) -> None:
+    with AgentProcess(tmp_path, policy=policy(more="  page: {tokens: 512}")) as agent:
+        agent.ready()
+        assert agent.condition("Ready")[1] == "InForce"
+        with connect(agent) as engine:
+            agent.until(lambda: agent.condition("Ready")[1] == "PartlyApplied", "what is not obeyed")
+            assert agent.condition("Ready")[0] == "True"
+            assert agent.status()["notApplied"] == ["page.tokens"]
+            assert Pages(engine, 8, 9).put() == 8
+
+
 def test_two_domains_share_the_tiers_and_nothing_else(tmp_path: Path) -> None:
     options = ("--domain", "one", "--domain", "two")
     with AgentProcess(tmp_path, *options, policy=policy()) as agent:
