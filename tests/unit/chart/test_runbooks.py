@@ -27,20 +27,3 @@ def test_no_section_is_about_something_that_is_gone() -> None:
     known = {reason.value for reason in Reason}
     for title in sections():
         assert title in known or title.startswith("KVTier"), f"runbooks.md: remove '## {title}'"
-
-
-@pytest.mark.parametrize("page", sorted(DOCS.glob("*.md")), ids=lambda p: p.name)
-def test_links_between_pages_lead_somewhere(page: Path) -> None:
-    for target in re.findall(r"\]\(([^)]+)\)", page.read_text()):
-        if "://" in target:
-            continue
-        name, _, anchor = target.partition("#")
-        other = (page.parent / name) if name else page
-        assert other.exists(), f"{page.name}: {target}"
-        if anchor:
-            titles = re.findall(r"^#+ (.*)$", other.read_text(), flags=re.MULTILINE)
-            anchors = {
-                re.sub(r"[^a-z0-9 _-]", "", title.lower()).strip().replace(" ", "-")
-                for title in titles
-            }
-            assert anchor in anchors, f"{page.name}: {target}"
