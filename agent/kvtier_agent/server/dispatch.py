@@ -30,6 +30,7 @@ log = structlog.get_logger("kvtier.server")
 Frames = Sequence[Any]
 Send = Callable[[bytes, list[Any]], None]
 _NO_BYTES: Final = b""
+MOST_PROBES: Final = 4
 QUIET_SECONDS: Final = 10.0
 """Refusals of one code are logged at most this often."""
 
@@ -159,10 +160,11 @@ class Dispatcher:
         before = self.sessions.of(identity)
         if before is not None:
             self.over(now, before)
-        if len(self.sessions) >= self._settings.max_clients:
+        # Probes have places of their own: an agent with all the engines it may have is ready.
+        most = MOST_PROBES if hello.probe else self._settings.max_clients
+        if sum(session.probe == hello.probe for session in self.sessions) >= most:
             raise _RefusedError(
-                p.Code.TOO_MANY_CLIENTS,
-                f"{self._settings.max_clients} clients are connected, which is the limit",
+                p.Code.TOO_MANY_CLIENTS, f"{most} clients are connected, which is the limit"
             )
         self._register(now, hello)
         layout = self._core.layout()

@@ -203,6 +203,18 @@ def test_latencies_have_the_buckets_that_dashboards_use(
         assert wanted % bound in text
 
 
+def test_an_agent_with_all_the_clients_it_may_have_is_ready(
+    make_agent: Any, connect: Any, get: Get, until: Callable[..., bool]
+) -> None:
+    full = make_agent(server={"max_clients": 2})
+    port = full.http.address[1]
+    assert all(connect(full.socket()).connected for _ in range(2))
+    third = connect(full.socket())
+    assert "2 clients are connected, which is the limit" in third.counters.last_error
+    assert until(lambda: "stored, loaded and verified" in get(port, "/readyz")[1])
+    assert get(port, "/readyz")[0] == 200
+
+
 def test_other_paths_say_what_there_is(agent: Any, port: int, get: Get) -> None:
     status, text = get(port, "/")
     assert status == 404
