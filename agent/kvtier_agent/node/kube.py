@@ -83,6 +83,7 @@ class NodeApi:
         configuration.retries = None  # the loops above back off themselves
         try:
             if kubeconfig is not None:
+                kubeconfig.open().close()  # the package takes a missing file for an empty one
                 await kubernetes_config.load_kube_config(
                     config_file=str(kubeconfig), client_configuration=configuration
                 )
@@ -91,10 +92,11 @@ class NodeApi:
                     client_configuration=configuration, try_refresh_token=False
                 )
                 configuration.refresh_api_key_hook = _token_reader(TOKEN_FILE)
-        except (kubernetes_config.ConfigException, OSError, TypeError, ValueError) as e:
+        except Exception as e:  # a file of the user's; the package lets through what parsers raise
             where = f"kubeconfig {kubeconfig}" if kubeconfig else "the Pod's service account"
             hint = "" if kubeconfig else "; outside a Pod give --kubeconfig FILE"
-            raise ConfigurationError(f"cannot use {where}: {_one_line(e)}{hint}") from e
+            said = (isinstance(e, OSError) and e.strerror) or " ".join(str(e).split()).rstrip(".")
+            raise ConfigurationError(f"cannot use {where}: {said}{hint}") from e
         return cls(configuration)
 
     @property

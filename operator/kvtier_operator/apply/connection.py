@@ -36,6 +36,7 @@ async def connect(kubeconfig: Path | None) -> kubernetes_client.ApiClient:
     configuration.connection_pool_maxsize = 0  # bounded by the workers instead
     try:
         if kubeconfig is not None:
+            kubeconfig.open().close()  # the package takes a missing file for an empty one
             await kubernetes_config.load_kube_config(
                 config_file=str(kubeconfig), client_configuration=configuration
             )
@@ -44,10 +45,11 @@ async def connect(kubeconfig: Path | None) -> kubernetes_client.ApiClient:
                 client_configuration=configuration, try_refresh_token=False
             )
             configuration.refresh_api_key_hook = _token_reader(TOKEN_FILE, time.monotonic)
-    except (kubernetes_config.ConfigException, OSError, TypeError, ValueError, KeyError) as e:
+    except Exception as e:  # a file of the user's; the package lets through what its parsers raise
         where = f"the kubeconfig {kubeconfig}" if kubeconfig else "the Pod's service account"
         hint = "" if kubeconfig else "; outside a Pod give --kubeconfig FILE"
-        raise ConfigurationError(f"cannot use {where}: {' '.join(str(e).split())}{hint}") from e
+        said = (isinstance(e, OSError) and e.strerror) or " ".join(str(e).split()).rstrip(".")
+        raise ConfigurationError(f"cannot use {where}: {said}{hint}") from e
     client = kubernetes_client.ApiClient(configuration)
     client.user_agent = "kvtier-operator"
     return client

@@ -182,7 +182,14 @@ def test_cuda_where_there_is_none(mistake: Start) -> None:
 
 def test_a_kubeconfig_that_is_not_there(mistake: Start, tmp_path: Path) -> None:
     said = mistake(node_name="node-a", without="policy", kubeconfig=tmp_path / "none.yaml")
-    assert "cannot use kubeconfig" in said
+    assert f"cannot use kubeconfig {tmp_path / 'none.yaml'}: No such file or directory" in said
+
+
+@pytest.mark.parametrize("text", ["clusters: [", "- a", "current-context: x\ncontexts: 3"])
+def test_a_kubeconfig_that_is_none(mistake: Start, tmp_path: Path, text: str) -> None:
+    (tmp_path / "config").write_text(text)
+    said = mistake(node_name="node-a", without="policy", kubeconfig=tmp_path / "config")
+    assert f"cannot use kubeconfig {tmp_path / 'config'}: " in said
 
 
 def test_kubernetes_outside_a_pod(mistake: Start) -> None:

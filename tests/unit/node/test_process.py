@@ -204,7 +204,7 @@ def test_an_engine_with_other_pages_is_served_and_said(tmp_path: Path) -> None:
         agent.ready()
         assert agent.condition("Ready")[1] == "InForce"
         with connect(agent) as engine:
-            agent.until(lambda: agent.condition("Ready")[1] == "PartlyApplied", "what is not obeyed")
+            agent.until(lambda: agent.condition("Ready")[1] == "PartlyApplied", "said")
             assert agent.condition("Ready")[0] == "True"
             assert agent.status()["notApplied"] == ["page.tokens"]
             assert Pages(engine, 8, 9).put() == 8

@@ -45,7 +45,8 @@ def kvtier(*arguments: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["--kubeconfig", "/nowhere/config"], "/nowhere/config"),
+        (["--kubeconfig", "/nowhere/config"], "/nowhere/config: No such file or directory"),
+        (["--kubeconfig", __file__], "cannot use the kubeconfig"),
         ([], "give --kubeconfig FILE"),
         (["--write-concurrency", "0"], "--write-concurrency: write at least 1"),
         (["--http", "8080"], "write HOST:PORT"),
