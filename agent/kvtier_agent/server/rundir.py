@@ -73,7 +73,7 @@ class RunDir:
             (zmq.LINGER, 0),
             (zmq.MAXMSGSIZE, settings.max_frame_bytes),
             (zmq.SNDHWM, settings.high_water_mark),
-            (zmq.RCVHWM, settings.high_water_mark),
+            (zmq.RCVHWM, settings.most_waiting),
             # An answer that cannot be delivered is an error to count, not a silent loss.
             (zmq.ROUTER_MANDATORY, 1),
             (zmq.HANDSHAKE_IVL, 2000),

@@ -31,7 +31,10 @@ class ServerSettings:
     max_clients: int = 256
     """Clients per trust domain, 1 to 10,000."""
     high_water_mark: int = 1000
-    """Messages queued per client in each direction, 1 to 100,000."""
+    """Answers queued per client, 1 to 100,000."""
+    most_waiting: int = 32
+    """Messages of one client that wait in the agent, 1 to 100,000; more wait with the client, in
+    its own memory. Clients ask one question at a time: many are a flood, of up to 4 MiB each."""
     lifeline_grace_seconds: float = 2.0
     """A client that said hello must hold its lifeline by then, seconds, 0.1 to 60."""
     lease_seconds: float = 60.0
@@ -52,6 +55,7 @@ class ServerSettings:
         _bounds(self, "max_keys", 1, 1 << 20)
         _bounds(self, "max_clients", 1, 10_000)
         _bounds(self, "high_water_mark", 1, 100_000)
+        _bounds(self, "most_waiting", 1, 100_000)
         _bounds(self, "lifeline_grace_seconds", 0.1, 60)
         _bounds(self, "lease_seconds", 1, 3600)
         _bounds(self, "longest_deadline_milliseconds", 1, 600_000)
