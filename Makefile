@@ -62,6 +62,9 @@ $(VENV)-vllm/.stamp: requirements/vllm.lock requirements/model.lock pyproject.to
 	$(UV) pip install --quiet --python $(VENV)-vllm/bin/python --no-deps --editable .
 	touch $@
 
+bench: setup  ## What the cache costs an engine: store, load, look up (ARGS='--json out.json')
+	$(TOOLS) benchmarks/client.py $(ARGS)
+
 image: setup  ## Build the operator and the agent image with docker or podman
 	$(TOOLS) -m image build $(ARGS)
 
@@ -89,4 +92,4 @@ reference: setup  ## Generate crds/*.yaml and docs/reference from the models and
 clean:  ## Remove what the targets made here (the tools' cache of the user stays)
 	rm -rf $(VENV) $(VENV)-vllm .tools demo-out .image .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 
-.PHONY: help setup tools demo lint test test-slow image image-test lock reference clean
+.PHONY: help setup tools demo lint test test-slow bench image image-test lock reference clean
