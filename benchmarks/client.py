@@ -3,8 +3,9 @@
 One agent process, one client, DRAM only (`--l0 engine`: the engine's pool would be L0), pages that
 are put once and got several times. Store and load include what an engine pays: the round trips,
 the copy, and the checksum. The baseline is the bare copy of the same bytes by numpy in this
-process, between memory that was touched before; a ratio of 1 would mean that the agent is free. Stores go
-into a part of the arena that nobody touched before: the kernel's page faults are in them.
+process, between memory that was touched before; a ratio of 1 would mean that the agent is free.
+Stores go into a part of the arena that nobody touched before, so the kernel's page faults are in
+them.
 
     make bench                                  a table
     make bench ARGS='--json out.json'           the same for programs, `-` is standard output
