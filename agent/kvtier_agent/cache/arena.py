@@ -37,6 +37,7 @@ FALLOC_FL_PUNCH_HOLE = 2
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_long, ctypes.c_long)
+_libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 
 
 class ArenaError(Exception):
@@ -176,15 +177,18 @@ class ShmArena:
             punch_hole(self.fd, start, self.size_bytes - start)
 
     def collapse(self, length: int) -> bool:
-        """Ask for huge pages behind the first `length` bytes; best effort. True if granted."""
+        """Ask for huge pages behind the first `length` bytes; best effort. True if granted.
+
+        It copies memory, seconds for each few GiB. `mmap.madvise` holds the interpreter's lock
+        meanwhile, which would stop the cache thread and with it every engine; the call of the C
+        library does not."""
         length = min(length, self.size_bytes) // HUGE_PAGE * HUGE_PAGE
-        if not length:
-            return False
-        try:
-            self._map.madvise(MADV_COLLAPSE, 0, length)
-        except (OSError, ValueError):
-            return False
-        return True
+        start = self.bytes.ctypes.data
+        for done in range(0, length, BACK_STEP):
+            step = min(BACK_STEP, length - done)
+            if _libc.madvise(start + done, step, MADV_COLLAPSE):
+                return False
+        return length > 0
 
     @property
     def backed_bytes(self) -> int:
