@@ -36,13 +36,13 @@ from kvtier_agent.replay.keys import ChainKeys
 from kvtier_agent.replay.readings import Readings, read_agent
 from kvtier_agent.replay.report import Report
 from kvtier_agent.replay.trace import Request, Trace
-from kvtier_agent.server.client import Client
+from kvtier_agent.server.client import AgentError, Client
 
 TIMEOUT_SECONDS = 5.0
 """Of one call to the agent."""
 
-_POLICY_SECONDS = 30.0
-"""How long an agent may take to put its policy in force."""
+_POLICY_SECONDS = 300.0
+"""How long an agent may take to put its policy in force: memory for large tiers takes a while."""
 
 _PATIENCE = 20
 """So many requests in a row without an answer end the run."""
@@ -192,10 +192,13 @@ def replay(trace: Trace, socket: Path, plan: Plan, watcher: Watcher) -> Report:
     ) as client:
         _wait_connected(client, socket)
         _wait_admitting(client, watcher)
-        before = read_agent(client)
-        run = _Run(trace, client, plan, watcher)
-        seconds = run.go()
-        after = read_agent(client)
+        try:
+            before = read_agent(client)
+            run = _Run(trace, client, plan, watcher)
+            seconds = run.go()
+            after = read_agent(client)
+        except AgentError as error:
+            raise ReplayError(watcher.alive() or f"the agent does not answer: {error}") from None
     return _report(run, plan, after - before, seconds)
 
 
@@ -213,10 +216,16 @@ def _wait_connected(client: Client, socket: Path) -> None:
 def _wait_admitting(client: Client, watcher: Watcher) -> None:
     """An agent listens before its policy is in force; until then it takes nothing in."""
     end = time.monotonic() + _POLICY_SECONDS
-    while not client.stats().get("admitting"):
+    why = "the agent has no policy in force; give it one"
+    while True:
+        try:
+            if client.stats().get("admitting"):
+                return
+        except AgentError as error:
+            why = f"the agent does not answer: {error}"
         gone = watcher.alive()
         if gone or time.monotonic() > end:
-            raise ReplayError(gone or "the agent has no policy in force; give it one")
+            raise ReplayError(gone or why)
         time.sleep(0.05)
 
 
