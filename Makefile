@@ -23,9 +23,15 @@ help:  ## This list
 
 setup: $(VENV)/.stamp  ## Everything into .venv; afterwards .venv/bin/kvtier works
 
+# Some distributions split venv off from Python; then pip alone is enough.
 $(UV):
-	$(PYTHON3) -m venv .tools
-	.tools/bin/python -m pip install --quiet --disable-pip-version-check uv==$(UV_VERSION)
+	$(PYTHON3) -m venv .tools >/dev/null 2>&1 || { rm -rf .tools; mkdir -p .tools/bin; }
+	if [ -x .tools/bin/pip ]; then \
+	  .tools/bin/python -m pip install --quiet --disable-pip-version-check uv==$(UV_VERSION); \
+	else \
+	  $(PYTHON3) -m pip install --quiet --disable-pip-version-check --target .tools/packages uv==$(UV_VERSION); \
+	  ln -s ../packages/bin/uv $@; \
+	fi
 
 # One stamp, so that a changed lock or project file is all that starts an installation.
 $(VENV)/.stamp: requirements/dev.lock pyproject.toml | $(UV)

@@ -1,4 +1,5 @@
-"""Huge pages behind an arena: asked for in steps, without the interpreter's lock, at best effort."""
+"""Huge pages behind an arena: asked for step by step, at best effort, and without the interpreter's
+lock."""
 
 from __future__ import annotations
 
