@@ -72,8 +72,8 @@ class Reason(StrEnum):
     )
     Paused = (
         "Paused",
-        "rollout.paused is true: {count} of {selected} nodes do not get revision {desired}, which the "
-        "spec asks for",
+        "rollout.paused is true: {count} of {selected} nodes do not get revision {desired}, "
+        "which the spec asks for",
         "Set spec.rollout.paused to false to let the new revision out.",
     )
     ReconcilePaused = (
