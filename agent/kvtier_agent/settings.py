@@ -149,7 +149,7 @@ class AgentSettings(BaseSettings):
     policy: Path | None = _knob(
         None,
         "Run alone, under the KVTierPolicy in this file. It is reread when it changes and on "
-        "SIGHUP. Give this or a node name",
+        "SIGHUP. Give this or a node name; of both the file holds",
         group=_SOURCE,
     )
     node_name: str | None = _knob(

@@ -15,7 +15,7 @@ def pages() -> dict[str, str]:
 
 def test_committed_pages_are_current(pages: dict[str, str]) -> None:
     stale = [name for name, text in pages.items() if (reference.FOLDER / name).read_text() != text]
-    assert stale == [], "run PYTHONPATH=tools python -m reference"
+    assert stale == [], "run make reference"
 
 
 def test_every_field_reason_and_command_has_its_line(pages: dict[str, str]) -> None:
