@@ -53,9 +53,13 @@ class Heart:
 
     def beat(self) -> None:
         """The loop went round once; raises ``LoopKilledError`` when somebody killed it."""
-        self._last = self._clock()
+        self.live()
         if self._killed.is_set():
             raise LoopKilledError("killed on request")
+
+    def live(self) -> None:
+        """A sign of life in the middle of a long round, where nothing may be cut short."""
+        self._last = self._clock()
 
     def wait(self, seconds: float, slice_seconds: float = 1.0) -> bool:
         """Sleep ``seconds``, beating meanwhile; True when the loop is asked to stop."""

@@ -21,6 +21,7 @@ import ctypes
 import errno
 import mmap
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,14 @@ HUGE_PAGE = 2 << 20
 BACK_STEP = 64 << 20
 FALLOC_FL_KEEP_SIZE = 1
 FALLOC_FL_PUNCH_HOLE = 2
+
+Progress = Callable[[], None]
+"""Called after each step of what may take minutes, so that its thread is seen to live."""
+
+
+def unseen() -> None:
+    """Nobody watches the progress."""
+
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_long, ctypes.c_long)
@@ -102,7 +111,7 @@ class ShmArena:
         count = self.size_bytes // slot_bytes
         return self.bytes[: count * slot_bytes].reshape(count, slot_bytes)
 
-    def back(self, offset: int, length: int) -> None:
+    def back(self, offset: int, length: int, progress: Progress = unseen) -> None:
         """Put memory behind a range, in steps; all or nothing. Raises ArenaError when there is
         not enough, with the size that was asked for."""
         if offset + length > self.size_bytes:
@@ -125,15 +134,18 @@ class ShmArena:
                     f" {error.strerror}; make the tier smaller or the tmpfs larger"
                 ) from error
             done += step
+            progress()
 
-    def back_slots(self, slots: NDArray[np.uint32], slot_bytes: int) -> None:
+    def back_slots(
+        self, slots: NDArray[np.uint32], slot_bytes: int, progress: Progress = unseen
+    ) -> None:
         """Put memory behind these slots where there is none, all or nothing. Raises ArenaError."""
         backed = self._slots_backed(slot_bytes)
         slots = slots[~backed[slots]]
         done: list[tuple[int, int]] = []
         try:
             for first, count in runs(slots):
-                self.back(first * slot_bytes, count * slot_bytes)
+                self.back(first * slot_bytes, count * slot_bytes, progress)
                 done.append((first, count))
         except ArenaError:
             for first, count in done:
@@ -163,10 +175,10 @@ class ShmArena:
             self._first, self._backed = whole * self._slot_bytes, None
             punch_hole(self.fd, self._first, self.size_bytes - self._first)
 
-    def back_first(self, length: int) -> None:
+    def back_first(self, length: int, progress: Progress = unseen) -> None:
         """Put memory behind the first `length` bytes, before there are slots. Raises ArenaError."""
         if length > self._first:
-            self.back(self._first, length - self._first)
+            self.back(self._first, length - self._first, progress)
             self._first = length
 
     def keep_first(self, length: int) -> None:
@@ -176,7 +188,7 @@ class ShmArena:
             self._first = start
             punch_hole(self.fd, start, self.size_bytes - start)
 
-    def collapse(self, length: int) -> bool:
+    def collapse(self, length: int, progress: Progress = unseen) -> bool:
         """Ask for huge pages behind the first `length` bytes; best effort. True if granted.
 
         It copies memory, seconds for each few GiB. `mmap.madvise` holds the interpreter's lock
@@ -188,6 +200,7 @@ class ShmArena:
             step = min(BACK_STEP, length - done)
             if _libc.madvise(start + done, step, MADV_COLLAPSE):
                 return False
+            progress()
         return length > 0
 
     @property

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kvtier_agent.cache.arena import ArenaError
+from kvtier_agent.cache.arena import ArenaError, Progress, unseen
 from kvtier_agent.cache.geometry import align_up
 
 CHUNK_BYTES = 256 << 20
@@ -43,7 +43,9 @@ class CudaArena:
         self.size_bytes = align_up(maximum_bytes, self.chunk_bytes)
         self.chunks: dict[int, Any] = {}
 
-    def back_slots(self, slots: NDArray[np.uint32], slot_bytes: int) -> None:
+    def back_slots(
+        self, slots: NDArray[np.uint32], slot_bytes: int, progress: Progress = unseen
+    ) -> None:
         """Allocate the chunks that these slots lie in; all or nothing. Raises ArenaError."""
         new = sorted(set((slots // self.chunk_slots).tolist()) - set(self.chunks))
         made: dict[int, Any] = {}
@@ -52,6 +54,7 @@ class CudaArena:
                 made[number] = self._torch.empty(
                     (self.chunk_slots, self.slot_bytes), dtype=self._torch.uint8, device=self.device
                 )
+                progress()
         except self._torch.cuda.OutOfMemoryError as error:
             raise ArenaError(
                 f"no device memory for {len(new) * self.chunk_bytes} bytes of L0;"

@@ -47,8 +47,11 @@ log = structlog.get_logger(__name__)
 class Tiers(Protocol):
     """What `Control` works: all trust domains' caches as one."""
 
-    def prepare(self, behaviour: Behaviour, budgets: NodeBudgets) -> None:
-        """Makes room. Raises `NotApplicableError`; what is in force is untouched then."""
+    def prepare(
+        self, behaviour: Behaviour, budgets: NodeBudgets, progress: Callable[[], None]
+    ) -> None:
+        """Makes room, which may take minutes: calls `progress` after each step. Raises
+        `NotApplicableError`; what is in force is untouched then."""
 
     def reconfigure(self, behaviour: Behaviour, budgets: NodeBudgets) -> None:
         """Puts a prepared revision in force, live."""
@@ -80,6 +83,7 @@ class Control:
         self._refusal: Problem | None = None
         self._budgets: NodeBudgets | None = None
         self._look_at = 0.0
+        self._live: Callable[[], None] = lambda: None
         self.view = NodeView()
         """Replaced as a whole after each turn; read it from any thread."""
         self.changed: Callable[[], None] = lambda: None
@@ -103,6 +107,7 @@ class Control:
 
     def run(self, heart: Heart) -> None:
         """Until the heart is asked to stop."""
+        self._live = heart.live
         while not heart.stopping.is_set():
             heart.beat()
             self.turn(self._clock())
@@ -159,7 +164,7 @@ class Control:
             if not budgets.differs(self._budgets, DRIFT_PERCENT):
                 return
             behaviour = behaviour_of(self._spec)
-            self._tiers.prepare(behaviour, budgets)
+            self._tiers.prepare(behaviour, budgets, self._live)
             self._tiers.reconfigure(behaviour, budgets)
         except NotApplicableError as e:
             log.warning("what is in force cannot be held to", problem=e.message)
@@ -173,7 +178,7 @@ class Control:
         try:
             budgets = plan(wanted.spec, self._measure())
             behaviour = behaviour_of(wanted.spec, admitting=admitting)
-            self._tiers.prepare(behaviour, budgets)
+            self._tiers.prepare(behaviour, budgets, self._live)
             self._tiers.reconfigure(behaviour, budgets)
         except (NotApplicableError, BehaviourError) as e:
             reason = e.reason if isinstance(e, NotApplicableError) else Reason.InvalidRevision
@@ -213,7 +218,7 @@ class Control:
         self._tiers.drop()
         if self._spec is not None:
             behaviour = behaviour_of(self._spec, admitting=False)
-            self._tiers.prepare(behaviour, NOTHING)
+            self._tiers.prepare(behaviour, NOTHING, self._live)
             self._tiers.reconfigure(behaviour, NOTHING)
         self._budgets = None
 

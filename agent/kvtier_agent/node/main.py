@@ -57,7 +57,8 @@ if TYPE_CHECKING:
 __all__ = ["Agent", "StartError", "run"]
 
 CONTROL_STUCK_SECONDS: Final = 300.0
-"""Backing a large arena with memory takes this long at worst (a terabyte at some GB/s)."""
+"""Memory for large arenas is had in steps, each a sign of life; what has none is finding the pages
+on large drives again, a minute, and a drive that answers slowly."""
 
 log = structlog.get_logger(__name__)
 

@@ -41,11 +41,13 @@ class Rooms:
         self._clock = clock
         self._in_force: tuple[Behaviour, Budgets] | None = None
 
-    def prepare(self, behaviour: Behaviour, budgets: NodeBudgets) -> None:
+    def prepare(
+        self, behaviour: Behaviour, budgets: NodeBudgets, progress: Callable[[], None]
+    ) -> None:
         share = share_of(budgets, len(self._cores))
         for name, core in self._cores.items():
             try:
-                core.prepare(behaviour, share)
+                core.prepare(behaviour, share, progress)
             except CoreError as e:
                 where = f"domain {name}: " if len(self._cores) > 1 else ""
                 raise NotApplicableError(reason_of(e), f"{where}{e}") from e

@@ -21,7 +21,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from kvtier_agent.cache.arena import ArenaError, ShmArena
+from kvtier_agent.cache.arena import ArenaError, Progress, ShmArena, unseen
 from kvtier_agent.cache.arena_cuda import CudaArena
 from kvtier_agent.cache.cache import Cache
 from kvtier_agent.cache.geometry import ALIGNMENT, Geometry
@@ -106,15 +106,15 @@ class Core:
 
     # -- revisions --------------------------------------------------------------------------
 
-    def prepare(self, behaviour: Behaviour, budgets: Budgets) -> None:
-        """Any thread, may take seconds: open volumes, put memory behind the arenas.
+    def prepare(self, behaviour: Behaviour, budgets: Budgets, progress: Progress = unseen) -> None:
+        """Any thread, may take minutes: open volumes, put memory behind the arenas.
         Raises CoreError and changes nothing that is in force."""
         with self._preparing:
             opened: dict[str, Volume] = {}
             try:
                 if budgets.l2_bytes:
                     opened = self._open_volumes(budgets)
-                self._back_bytes(budgets)
+                self._back_bytes(budgets, progress)
                 if self._l2 is None and budgets.l2_bytes:
                     self._find_pages({**self._volumes, **opened}, behaviour)
             except (VolumeError, ArenaError, CoreError, OSError) as error:
@@ -308,11 +308,11 @@ class Core:
         self._copier.l2 = self._l2
         return self._l2.limit(budgets.l2_bytes, budgets.reserve_percent, behaviour.durability)
 
-    def _back_bytes(self, budgets: Budgets) -> None:
+    def _back_bytes(self, budgets: Budgets, progress: Progress) -> None:
         """Memory behind what `budgets` needs more: before the first geometry the first bytes of
         each arena, where the first slots will lie; later the slots that are missing."""
         if self.cache.shaped:
-            self._back_slots(self.cache.geometry, budgets)
+            self._back_slots(self.cache.geometry, budgets, progress)
         for arena, size in ((self._l0, budgets.l0_bytes), (self._l1, budgets.l1_bytes)):
             if not isinstance(arena, ShmArena):
                 continue
@@ -322,16 +322,16 @@ class Core:
                     f" ({arena.size_bytes}); restart the agent with more memory, or ask for less"
                 )
             if not self.cache.shaped:
-                arena.back_first(size // ALIGNMENT * ALIGNMENT)
-                arena.collapse(size)
+                arena.back_first(size // ALIGNMENT * ALIGNMENT, progress)
+                arena.collapse(size, progress)
 
-    def _back_slots(self, geometry: Geometry, budgets: Budgets) -> None:
+    def _back_slots(self, geometry: Geometry, budgets: Budgets, seen: Progress = unseen) -> None:
         for arena, slots in zip(
             (self._l0, self._l1), self.cache.missing_slots(budgets), strict=True
         ):
             if arena is not None and slots.size:
                 try:
-                    arena.back_slots(slots, geometry.slot_bytes)
+                    arena.back_slots(slots, geometry.slot_bytes, seen)
                 except ArenaError as error:
                     raise CoreError(str(error), "OutOfMemory") from error
 

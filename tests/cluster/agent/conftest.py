@@ -73,7 +73,9 @@ class _Tiers:
     def __init__(self) -> None:
         self.owner: NodeSide | None = None
 
-    def prepare(self, behaviour: Behaviour, budgets: NodeBudgets) -> None:
+    def prepare(
+        self, behaviour: Behaviour, budgets: NodeBudgets, progress: Callable[[], None]
+    ) -> None:
         pass
 
     def reconfigure(self, behaviour: Behaviour, budgets: NodeBudgets) -> None:

@@ -66,3 +66,9 @@ def test_less_than_a_huge_page_is_left_alone(
     monkeypatch.setattr(module, "_libc", kernel)
     assert not arena.collapse(HUGE_PAGE - 1)
     assert kernel.asked == []
+
+
+def test_memory_is_had_in_steps_that_are_seen(arena: ShmArena) -> None:
+    steps: list[int] = []
+    arena.back_first(BACK_STEP + 4096, lambda: steps.append(arena.backed_bytes))
+    assert steps == [BACK_STEP, BACK_STEP + 4096]

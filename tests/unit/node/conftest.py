@@ -65,8 +65,11 @@ class RememberingTiers:
     refuse: NotApplicableError | None = None
     drops: int = 0
 
-    def prepare(self, behaviour: Behaviour, budgets: NodeBudgets) -> None:
+    def prepare(
+        self, behaviour: Behaviour, budgets: NodeBudgets, progress: Callable[[], None]
+    ) -> None:
         self.calls.append("prepare")
+        progress()
         if self.refuse is not None:
             raise self.refuse
 

@@ -11,6 +11,7 @@ from kvtier_agent.node.desired import Absent, Problem
 from kvtier_agent.node.facts import Facts, MemoryLimit
 from kvtier_agent.node.lifecycle import Phase
 from kvtier_agent.node.revision import NOTHING
+from kvtier_agent.supervise import Heart
 from kvtier_api.reasons import Reason
 
 GI = 1 << 30
@@ -80,6 +81,27 @@ def test_a_refused_revision_leaves_the_last_good_one_and_is_tried_again_later(
 
 def nvme(volume: str) -> dict[str, Any]:
     return {"size": "1Gi", "volumes": [volume]}
+
+
+def test_a_preparation_of_minutes_is_not_taken_for_a_hang(
+    tiers: Any, facts: Make, wanted: Make
+) -> None:
+    now = [0.0]
+    heart = Heart(lambda: now[0])
+    control = Control(tiers, lambda: facts())
+
+    def prepare(behaviour: Any, budgets: Any, progress: Callable[[], None]) -> None:
+        for _ in range(10):
+            now[0] += 60.0
+            progress()
+            assert heart.age() == 0
+        heart.stopping.set()
+
+    tiers.prepare = prepare
+    control.say(wanted(), None)
+    control.run(heart)
+    assert now[0] == 600
+    assert control.view.in_force == wanted().revision
 
 
 def test_a_failed_preparation_changes_nothing(tiers: Any, facts: Make, wanted: Make) -> None:
