@@ -41,14 +41,31 @@ def test_the_root_file_system(tmp_path):
     check_mount("data0", tmp_path, allow_root_filesystem=True)
 
 
-def test_a_read_only_mount():
+@pytest.fixture
+def read_only(tmp_path):
+    """A file system that is mounted read-only: one of ours where we may mount, else one found."""
+    folder = tmp_path / "read-only"
+    folder.mkdir()
+    mount = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "ro,size=1m", "kvtier-test", str(folder)],
+        capture_output=True,
+        check=False,
+    )
+    if mount.returncode == 0:
+        yield folder
+        subprocess.run(["umount", str(folder)], check=True)
+        return
     for path in (Path("/sys"), Path("/sys/fs/cgroup")):
         if path.is_dir() and os.statvfs(path).f_flag & os.ST_RDONLY:
-            with pytest.raises(VolumeError, match="read-only") as caught:
-                check_mount("data0", path)
-            assert caught.value.reason == "VolumeReadOnly"
+            yield path
             return
-    pytest.skip("no read-only mount on this machine")
+    pytest.skip("no read-only mount on this machine, and none can be made")
+
+
+def test_a_read_only_mount(read_only):
+    with pytest.raises(VolumeError, match="read-only") as caught:
+        check_mount("data0", read_only)
+    assert caught.value.reason == "VolumeReadOnly"
 
 
 def test_no_permission(mount):
