@@ -228,4 +228,4 @@ def _writable(out: Any, page_bytes: int, n: int | None) -> memoryview:
         raise ValueError(f"out has {out.shape[0]} rows for {n} pages")
     if not out.flags.c_contiguous:
         raise ValueError("out must be contiguous")
-    return memoryview(out).cast("B")
+    return memoryview(out).cast("B") if out.size else memoryview(bytearray())

@@ -153,7 +153,7 @@ def rows_of(source: Any, page_bytes: int, n: int) -> memoryview:
         raise ValueError(
             f"pages of shape {array.shape} {array.dtype} where ({n}, {page_bytes}) uint8 belong"
         )
-    return array.data.cast("B")
+    return array.data.cast("B") if array.size else memoryview(b"")
 
 
 def as_keys(keys: Any) -> NDArray[np.uint8]:

@@ -179,6 +179,20 @@ def test_a_mistake_in_shapes_is_said_before_anything_is_asked(
     assert client.stats()["reservations"] == 0
 
 
+def test_no_pages_at_all_are_no_mistake(
+    agent: Any, connect: Callable[..., Client], pages_of: Callable[..., Any]
+) -> None:
+    """An engine whose prompt is not cached, or cached whole, goes the same way as all others."""
+    client, none = connect(agent.socket()), pages_of(1, 3)
+    keys, out = none.keys[:0], np.zeros((0, client.page_bytes), np.uint8)
+    assert client.lookup(keys).load == 0
+    with client.load(keys) as lease:
+        assert lease.copy_to(out).tolist() == []
+        assert lease.prefix == 0
+    for source in (none.bytes[:0], torch.zeros((0, client.page_bytes), dtype=torch.uint8)):
+        assert client.put(keys, source).stored == 0
+
+
 def test_a_chain_longer_than_a_call_may_name_is_served_in_part(
     make_agent: Callable[..., Any], connect: Callable[..., Client], pages_of: Callable[..., Any]
 ) -> None:
