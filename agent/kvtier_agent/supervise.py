@@ -77,6 +77,16 @@ class Heart:
         return max(0.0, self._clock() - self._last)
 
 
+def back_off(previous: float, lived: float) -> float:
+    """Seconds to wait before a dead loop is started again.
+
+    ``previous``: the wait before it, 0 before the first; ``lived``: seconds from start to death.
+    Doubles up to ``LAST_BACKOFF_SECONDS`` while the loop dies sooner than it would have to wait.
+    """
+    doubled = min(LAST_BACKOFF_SECONDS, previous * 2) or FIRST_BACKOFF_SECONDS
+    return FIRST_BACKOFF_SECONDS if lived > doubled else doubled
+
+
 @dataclass(frozen=True)
 class LoopHealth:
     """One loop as seen now; ``cause`` is empty when all is well."""
@@ -218,7 +228,7 @@ class Supervisor:
         return ""
 
     def _run(self, loop: _Loop) -> None:
-        backoff = FIRST_BACKOFF_SECONDS
+        backoff = 0.0
         while not loop.heart.stopping.is_set():
             started = self._clock()
             try:
@@ -236,8 +246,7 @@ class Supervisor:
                 loop.down = True
                 loop.down_at = self._clock()
                 loop.restarts += 1
-                if self._clock() - started > backoff:
-                    backoff = FIRST_BACKOFF_SECONDS
+                backoff = back_off(backoff, self._clock() - started)
                 expected = isinstance(error, LoopKilledError)
                 log.error(
                     "loop died",
@@ -250,4 +259,3 @@ class Supervisor:
             # Jitter: loops that died of one cause do not all come back in the same instant.
             loop.wake.clear()
             loop.wake.wait(backoff * random.uniform(0.8, 1.2))  # noqa: S311
-            backoff = min(LAST_BACKOFF_SECONDS, backoff * 2)
