@@ -2,9 +2,10 @@
 
 Each agent reports once an interval, which the operator sets from the number of nodes (max(10 s,
 nodes / 50)), so that steady state is at most about 50 writes a second over the whole cluster. What
-somebody waits for (the revision in force, the generation seen, a condition) is written at once,
-though never within `SHORTEST_SECONDS` of the write before. Counters and tier use alone wait for the
-interval. After a failure the next try waits `backoff.delay`, and carries whatever is newest then.
+somebody waits for (the revision in force, the generation seen, a condition, which tiers there are)
+is written at once, though never within `SHORTEST_SECONDS` of the write before. Counters and tier
+use alone wait for the interval. After a failure the next try waits `backoff.delay`, and carries
+whatever is newest then.
 
 Pure: seconds are monotonic and passed in.
 """
@@ -53,5 +54,6 @@ def urgent_part(status: Mapping[str, Any]) -> object:
         status.get("revision"),
         status.get("bootID"),
         tuple(status.get("notApplied") or ()),
+        tuple(tier["name"] for tier in status.get("tiers") or ()),
         tuple(conditions),
     )

@@ -37,6 +37,7 @@ def test_figures_are_not_urgent() -> None:
         return {
             "observedGeneration": 3,
             "revision": "r",
+            "tiers": [{"name": "hbm", "usedBytes": 0}],
             "conditions": [
                 {"type": "Clamped", "status": "True", "reason": "R", "message": "1Gi of 2Gi"}
             ],
@@ -54,6 +55,7 @@ def test_figures_are_not_urgent() -> None:
     assert plain != urgent_part(status(revision="s"))
     assert plain != urgent_part(status(notApplied=["tiers.hbm"]))
     assert plain != urgent_part(status(conditions=[]))
+    assert plain != urgent_part(status(tiers=[])), "a table without its figures looks broken"
 
 
 @given(
