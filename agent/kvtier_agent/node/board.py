@@ -91,18 +91,18 @@ class StatusBoard:
             self._wake.clear()
 
     def save(self, last: bool = False) -> None:
-        """Writes what is due: the status file when something urgent changed, and everything every
-        few seconds (``last``: now)."""
+        """Counters and status file, when something urgent changed and every few seconds
+        (``last``: now)."""
         now = self._clock()
         due = last or now - self._saved_at >= SAVE_SECONDS
         fresh = self.status(self._shown)
         if due or urgent_part(fresh) != urgent_part(self._shown):
-            self._shown = fresh
-            self._show(fresh)
-        if due:
+            # Kept first, shown then: a counter that was shown does not go back after a kill.
             self._saved_at = now
             total = counters.total(self._memory.closed, counters_of(self._loop.snapshot))
             self._memory.save(total, remaining_grace(self._control.view.life, now))
+            self._shown = fresh
+            self._show(fresh)
 
     def _view(self) -> NodeView:
         causes = tuple(self._supervisor.causes())
