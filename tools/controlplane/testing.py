@@ -138,6 +138,19 @@ class Kube:
             *arguments, input=input, kubeconfig=kubeconfig, check=check, timeout=timeout
         )
 
+    def explain(self, path: str) -> str:
+        """What ``kubectl explain`` tells of a field of a type that may just have been defined.
+
+        A type's schema is published a moment after it is established and its objects are served.
+        """
+
+        def told() -> str:
+            done = self.kubectl("explain", path, check=False)
+            assert done.returncode == 0, done.stderr
+            return done.stdout
+
+        return eventually(told, what=f"the schema of {path}")
+
     def apply(self, *objects: Object) -> list[Object]:
         """Server-side apply as a user would (kubectl's field manager); what the server has now."""
         return [self.api.apply(self._path_of(item), item, manager="kubectl") for item in objects]

@@ -35,7 +35,7 @@ def test_explain_tells_unit_and_default_of_every_field(kube: Kube, short: str, k
     for path, names in sections(schema(kind)["properties"]["spec"], f"{short}.spec").items():
         if ".stable.spec." in path:
             continue  # the same sections as those of a policy
-        text = kube.kubectl("explain", path).stdout
+        text = kube.explain(path)
         fields = text.partition("FIELDS:\n")[2]
         told = dict(re.findall(r"^  (\w+)\t(.*?)(?=^  \w+\t|\Z)", fields, re.M | re.S))
         assert set(told) == names, path

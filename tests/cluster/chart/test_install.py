@@ -53,7 +53,7 @@ def test_install_brings_types_accounts_and_workloads(installed: Any) -> None:
     )
     agent = daemonset["spec"]["template"]["spec"]["containers"][0]
     assert "--volume=data0=/volumes/data0" in agent["args"]
-    explained = installed.plane.kubectl("explain", "ktp.spec.tiers").stdout
+    explained = installed.kube.explain("ktp.spec.tiers")
     assert "KVTierPolicy" in explained
 
 

@@ -21,7 +21,7 @@ def config_map(name: str, namespace: str = "default", **metadata: Any) -> dict[s
 def test_kvtier_resources_are_served(kube: Kube) -> None:
     assert kube.list("kvtierpolicies") == []
     assert kube.list("ktn") == []
-    explained = kube.kubectl("explain", "ktp.spec").stdout
+    explained = kube.explain("ktp.spec")
     assert "kvtier.io" in explained
 
 
