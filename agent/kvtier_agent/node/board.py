@@ -23,6 +23,7 @@ import structlog
 from kvtier_agent.node import counters, status
 from kvtier_agent.node.cadence import urgent_part
 from kvtier_agent.node.control import Control
+from kvtier_agent.node.counters import Counters
 from kvtier_agent.node.lifecycle import remaining_grace
 from kvtier_agent.node.memory import Memory
 from kvtier_agent.node.rooms import counters_of, tiers_of
@@ -63,15 +64,21 @@ class StatusBoard:
         self._wake = threading.Event()
         self._saved_at = clock() - SAVE_SECONDS
         self._shown: dict[str, Any] = {}
+        self._kept: Counters = memory.closed
         self.boot_id = secrets.token_hex(16)
 
     def status(self, present: Mapping[str, Any]) -> dict[str, Any]:
-        """The status now; ``present``: the one that stands, for its transition times."""
-        snapshot = self._loop.snapshot
+        """The status now; ``present``: the one that stands, for its transition times.
+
+        Its counters are those last kept on disk: what was shown does not go back after a kill.
+        """
+        return self._document(present, self._kept)
+
+    def _document(self, present: Mapping[str, Any], total: Counters) -> dict[str, Any]:
         return status.make_status(
             self._view(),
-            tiers_of(snapshot),
-            counters.total(self._memory.closed, counters_of(snapshot)),
+            tiers_of(self._loop.snapshot),
+            total,
             status.previous_conditions(present),
             wall=self._wall(),
             version=agent_version(),
@@ -95,12 +102,13 @@ class StatusBoard:
         (``last``: now)."""
         now = self._clock()
         due = last or now - self._saved_at >= SAVE_SECONDS
-        fresh = self.status(self._shown)
+        total = counters.total(self._memory.closed, counters_of(self._loop.snapshot))
+        fresh = self._document(self._shown, total)
         if due or urgent_part(fresh) != urgent_part(self._shown):
-            # Kept first, shown then: a counter that was shown does not go back after a kill.
+            # Kept first, shown then.
             self._saved_at = now
-            total = counters.total(self._memory.closed, counters_of(self._loop.snapshot))
             self._memory.save(total, remaining_grace(self._control.view.life, now))
+            self._kept = total
             self._shown = fresh
             self._show(fresh)
 

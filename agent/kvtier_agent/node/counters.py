@@ -3,7 +3,7 @@
 The cache counts from zero in each process. Status and disk carry the sum over the life of the
 state folder, so that whoever takes differences (per boot id) sees a restart as a gap, not as a
 negative rate. Losing the last seconds before a kill is accepted: the sum is then too small by what
-was counted since the last save, and never too large.
+was counted since the last save, and never too large; only what was saved is shown.
 """
 
 from __future__ import annotations
