@@ -19,8 +19,6 @@ import os
 import threading
 from collections.abc import Callable
 
-import numpy as np
-
 from kvtier_agent.cache.arena import ArenaError, Progress, ShmArena, unseen
 from kvtier_agent.cache.arena_cuda import CudaArena
 from kvtier_agent.cache.cache import Cache
@@ -35,6 +33,7 @@ from kvtier_agent.storage.copier import Copier
 from kvtier_agent.storage.fileio import FileIO, allow_many_files
 from kvtier_agent.storage.l2 import L2
 from kvtier_agent.storage.mover import Mover, Start, SyncMover
+from kvtier_agent.storage.nvme import NvmeTier
 from kvtier_agent.storage.settings import (
     ArenaInfo,
     CoreError,
@@ -65,13 +64,9 @@ class Core:
         self.settings = settings
         self.boot_id = os.urandom(16)
         self.on_outcome: Callable[[float, Move, Outcome], None] = lambda *_: None
-        self._io = io or FileIO()
         allow_many_files()
         self._preparing = threading.Lock()
-        self._volumes: dict[str, Volume] = {}
-        self._swept: set[str] = set()
-        self._l2: L2 | None = None
-        self._found = recovery.NOTHING
+        self.nvme = NvmeTier(settings, io or FileIO())
         self._prepared: tuple[Behaviour, Budgets] | None = None
         folder, name = settings.arena_folder, settings.domain
         try:
@@ -113,17 +108,17 @@ class Core:
             opened: dict[str, Volume] = {}
             try:
                 if budgets.l2_bytes:
-                    opened = self._open_volumes(budgets)
+                    opened = self.nvme.open(budgets)
                 self._back_bytes(budgets, progress)
-                if self._l2 is None and budgets.l2_bytes:
-                    self._find_pages({**self._volumes, **opened}, behaviour)
+                if budgets.l2_bytes:
+                    shape = self.cache.geometry if self.cache.shaped else None
+                    self.nvme.find(opened, behaviour, shape)
             except (VolumeError, ArenaError, CoreError, OSError) as error:
                 for volume in opened.values():
                     volume.close()
                 raise as_core_error(error) from error
-            self._volumes.update(opened)
             self._prepared = (behaviour, budgets)
-            self._sweep_others(budgets)
+            self.nvme.keep(opened, budgets)
 
     def reconfigure(self, now: float, behaviour: Behaviour, budgets: Budgets) -> None:
         """Cache thread: put a revision in force (calls `prepare` if that was not done)."""
@@ -207,106 +202,29 @@ class Core:
 
     def _take_in(self) -> None:
         """Offer the cache what was found on the volumes; what it does not take is removed."""
-        found, self._found = self._found, recovery.NOTHING
-        if self._l2 is None or found is recovery.NOTHING:
+        found = self.nvme.take_found()
+        if found is None or self._l2 is None:
             return
-        found = found.only(np.isin(found.slots // self._l2.per_segment, list(self._l2.segments)))
         taken = self.cache.adopt(
             found.keys, found.parents, found.depths, found.checksums, found.slots
         )
         recovery.keep_only(self._l2, found.slots[taken])
 
-    def _open_volumes(self, budgets: Budgets) -> dict[str, Volume]:
-        """Volumes of the budget that are not open yet."""
-        opened: dict[str, Volume] = {}
-        if not budgets.volumes:
-            raise VolumeError(
-                "tiers.nvme has a size but no volumes; name at least one", "VolumeUnknown"
-            )
-        for name in budgets.volumes:
-            mount = self.settings.volumes.get(name)
-            if mount is None:
-                known = ", ".join(sorted(self.settings.volumes)) or "none"
-                raise VolumeError(
-                    f"volume {name} is not known here (known: {known}); add it to the chart's"
-                    f" volumes, or --volume {name}=DIR",
-                    "VolumeUnknown",
-                )
-            if name in self._volumes:
-                continue
-            try:
-                opened[name] = Volume(
-                    name,
-                    mount,
-                    self.settings.domain,
-                    allow_root_filesystem=self.settings.allow_root_filesystem,
-                    io=self._io,
-                )
-                recovery.geometry_of(opened[name])
-            except VolumeError:
-                for volume in opened.values():
-                    volume.close()
-                raise
-        return opened
-
-    def _sweep_others(self, budgets: Budgets) -> None:
-        """An earlier process may have left pages on volumes that the tier no longer has. They would
-        count against no cap, and a volume that joins later is emptied anyway."""
-        if not budgets.volumes:
-            return  # a revision with NVMe may still be on its way
-        others = set(self.settings.volumes) - set(budgets.volumes) - set(self._volumes)
-        for name in others - self._swept:
-            recovery.sweep(name, self.settings.volumes[name], self.settings.domain, self._io)
-        self._swept = others
-
-    def _find_pages(self, volumes: dict[str, Volume], behaviour: Behaviour) -> None:
-        """Read the headers of what is there: of the geometry of our clients or, before the first
-        one, of the pages."""
-        if self.cache.shaped:
-            known = [self.cache.geometry]
-        else:
-            geometries = [recovery.geometry_of(volume) for volume in volumes.values()]
-            known = [geometry for geometry in geometries if geometry is not None]
-        if known:
-            l2 = L2(list(volumes.values()), known[0], io=self._io)
-            l2.durability = behaviour.durability
-            self._found = recovery.recover(l2)
-            self._l2 = l2
-
-    def _open_l2(self, geometry: Geometry, behaviour: Behaviour, budgets: Budgets) -> None:
-        if self._l2 is not None and self._l2.geometry == geometry:
-            return
-        if self._l2 is not None:
-            self._l2.close()
-        volumes = [self._volumes[name] for name in budgets.volumes]
-        self._l2 = L2(volumes, geometry, io=self._io)
-        self._l2.durability = behaviour.durability
-        self._found = recovery.recover(self._l2)
+    @property
+    def _l2(self) -> L2 | None:
+        return self.nvme.l2
 
     def _change_volumes(
         self, now: float, behaviour: Behaviour, budgets: Budgets, geometry: Geometry
     ) -> None:
-        """Open L2 if it is wanted; volumes that joined or left with a revision."""
-        wanted = set(budgets.volumes) if budgets.l2_bytes else set()
-        if wanted:
-            self._open_l2(geometry, behaviour, budgets)
-        if self._l2 is None:
-            return
-        held = {volume.name for volume in self._l2.volumes}
-        lost = self._l2.withdraw(held - wanted)
-        if lost:
-            self.cache.lose_segments(now, lost, self._l2.per_segment)
-        for name in sorted(wanted - held):
-            recovery.clear(self._volumes[name], geometry)
-            self._l2.add(self._volumes[name])
-        for name in set(self._volumes) - wanted:
-            self._volumes.pop(name).close()
+        self.nvme.change(
+            behaviour, budgets, geometry, lambda *lost: self.cache.lose_segments(now, *lost)
+        )
 
     def _limit_l2(self, behaviour: Behaviour, budgets: Budgets) -> int:
-        if self._l2 is None:
-            return 0
-        self._copier.l2 = self._l2
-        return self._l2.limit(budgets.l2_bytes, budgets.reserve_percent, behaviour.durability)
+        if self._l2 is not None:
+            self._copier.l2 = self._l2
+        return self.nvme.limit(behaviour, budgets)
 
     def _back_bytes(self, budgets: Budgets, progress: Progress) -> None:
         """Memory behind what `budgets` needs more: before the first geometry the first bytes of
@@ -377,7 +295,7 @@ class Core:
     def refuses_writes(self, volume: str) -> bool:
         """Was the last write to this volume refused because its file system is read-only? Any
         thread."""
-        held = self._volumes.get(volume)
+        held = self.nvme.volumes.get(volume)
         return held is not None and held.read_only
 
     def movers_alive(self) -> bool:
@@ -387,11 +305,7 @@ class Core:
     def close(self) -> None:
         """Stop the mover, release locks, remove arena files. L2 stays as durability says."""
         self._mover.close()
-        if self._l2 is not None:
-            self._l2.close()
-        for volume in self._volumes.values():
-            volume.close()
-        self._volumes.clear()
+        self.nvme.close()
         for arena in (self._l0, self._l1):
             if arena is not None:
                 arena.close()

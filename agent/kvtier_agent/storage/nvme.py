@@ -1,0 +1,153 @@
+"""The NVMe tier of one trust domain: its volumes, the L2 on them, and what was found there.
+
+`open`, `find` and `keep` belong to `Core.prepare` (any thread, one at a time); the rest to the
+cache thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from kvtier_agent.cache.geometry import Geometry
+from kvtier_agent.cache.settings import Behaviour, Budgets
+from kvtier_agent.storage import recovery
+from kvtier_agent.storage.fileio import FileIO
+from kvtier_agent.storage.l2 import L2
+from kvtier_agent.storage.settings import CoreSettings
+from kvtier_agent.storage.volume import Volume, VolumeError
+
+
+class NvmeTier:
+    """`l2` is None until it is wanted. Volumes by name, open and locked."""
+
+    def __init__(self, settings: CoreSettings, io: FileIO) -> None:
+        self.l2: L2 | None = None
+        self.volumes: dict[str, Volume] = {}
+        self._settings = settings
+        self._io = io
+        self._swept: set[str] = set()
+        self._found = recovery.NOTHING
+
+    # -- before a revision is in force ------------------------------------------------------------
+
+    def open(self, budgets: Budgets) -> dict[str, Volume]:
+        """Volumes of the budget that are not open yet; the caller closes or keeps them. Raises
+        VolumeError."""
+        opened: dict[str, Volume] = {}
+        if not budgets.volumes:
+            raise VolumeError(
+                "tiers.nvme has a size but no volumes; name at least one", "VolumeUnknown"
+            )
+        for name in budgets.volumes:
+            mount = self._settings.volumes.get(name)
+            if mount is None:
+                known = ", ".join(sorted(self._settings.volumes)) or "none"
+                raise VolumeError(
+                    f"volume {name} is not known here (known: {known}); add it to the chart's"
+                    f" volumes, or --volume {name}=DIR",
+                    "VolumeUnknown",
+                )
+            if name in self.volumes:
+                continue
+            try:
+                opened[name] = Volume(
+                    name,
+                    mount,
+                    self._settings.domain,
+                    allow_root_filesystem=self._settings.allow_root_filesystem,
+                    io=self._io,
+                )
+                recovery.geometry_of(opened[name])
+            except VolumeError:
+                for volume in opened.values():
+                    volume.close()
+                raise
+        return opened
+
+    def find(
+        self, opened: dict[str, Volume], behaviour: Behaviour, geometry: Geometry | None
+    ) -> None:
+        """Read the headers of what is there, once: of `geometry` or, where that is None (there are
+        no clients yet), of the pages. Raises VolumeError."""
+        if self.l2 is not None:
+            return
+        volumes = {**self.volumes, **opened}
+        known = [geometry] if geometry is not None else []
+        if not known:
+            held = [recovery.geometry_of(volume) for volume in volumes.values()]
+            known = [one for one in held if one is not None]
+        if known:
+            l2 = L2(list(volumes.values()), known[0], io=self._io)
+            l2.durability = behaviour.durability
+            self._found = recovery.recover(l2)
+            self.l2 = l2
+
+    def keep(self, opened: dict[str, Volume], budgets: Budgets) -> None:
+        """These volumes are ours now. Others that an earlier process left pages on are emptied:
+        those would count against no cap, and a volume that joins later is emptied anyway."""
+        self.volumes.update(opened)
+        if not budgets.volumes:
+            return  # a revision with NVMe may still be on its way
+        others = set(self._settings.volumes) - set(budgets.volumes) - set(self.volumes)
+        for name in others - self._swept:
+            recovery.sweep(name, self._settings.volumes[name], self._settings.domain, self._io)
+        self._swept = others
+
+    # -- on the cache thread ----------------------------------------------------------------------
+
+    def change(
+        self,
+        behaviour: Behaviour,
+        budgets: Budgets,
+        geometry: Geometry,
+        lose: Callable[[set[int], int], None],
+    ) -> None:
+        """Open L2 if it is wanted; volumes join or leave with a revision. `lose(segments, slots per
+        segment)` is called with the segments that are gone by it. Raises VolumeError."""
+        wanted = set(budgets.volumes) if budgets.l2_bytes else set()
+        if wanted:
+            self._open_l2(geometry, behaviour, budgets)
+        if self.l2 is None:
+            return
+        held = {volume.name for volume in self.l2.volumes}
+        lost = self.l2.withdraw(held - wanted)
+        if lost:
+            lose(lost, self.l2.per_segment)
+        for name in sorted(wanted - held):
+            recovery.clear(self.volumes[name], geometry)
+            self.l2.add(self.volumes[name])
+        for name in set(self.volumes) - wanted:
+            self.volumes.pop(name).close()
+
+    def _open_l2(self, geometry: Geometry, behaviour: Behaviour, budgets: Budgets) -> None:
+        if self.l2 is not None and self.l2.geometry == geometry:
+            return
+        if self.l2 is not None:
+            self.l2.close()
+        volumes = [self.volumes[name] for name in budgets.volumes]
+        self.l2 = L2(volumes, geometry, io=self._io)
+        self.l2.durability = behaviour.durability
+        self._found = recovery.recover(self.l2)
+
+    def limit(self, behaviour: Behaviour, budgets: Budgets) -> int:
+        """Slots that the volumes can hold under this budget."""
+        if self.l2 is None:
+            return 0
+        return self.l2.limit(budgets.l2_bytes, budgets.reserve_percent, behaviour.durability)
+
+    def take_found(self) -> recovery.Found | None:
+        """What was found, once; None: nothing, or not looked yet."""
+        found, self._found = self._found, recovery.NOTHING
+        if self.l2 is None or found is recovery.NOTHING:
+            return None
+        return found.only(np.isin(found.slots // self.l2.per_segment, list(self.l2.segments)))
+
+    def close(self) -> None:
+        """Unlock. What lies there stays, as durability says."""
+        if self.l2 is not None:
+            self.l2.close()
+        for volume in self.volumes.values():
+            volume.close()
+        self.volumes.clear()
