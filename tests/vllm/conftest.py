@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -83,6 +84,9 @@ class Agent:
 @pytest.fixture(scope="module")
 def agent(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Agent]:
     folder = tmp_path_factory.mktemp("agent")
+    for left in Path("/dev/shm").glob("kvtier-vllm-test-*"):
+        if not Path("/proc", left.name.rpartition("-")[2]).exists():
+            shutil.rmtree(left, ignore_errors=True)  # of a run that was killed
     shm = Path("/dev/shm") / f"kvtier-vllm-test-{os.getpid()}"
     shm.mkdir()
     (folder / "shm").symlink_to(shm)
@@ -91,9 +95,7 @@ def agent(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Agent]:
     made.start()
     yield made
     made.stop()
-    for left in shm.iterdir():
-        left.unlink()
-    shm.rmdir()
+    shutil.rmtree(shm)
 
 
 @pytest.fixture(scope="session")
