@@ -67,6 +67,27 @@ class FileIO:
         finally:
             os.close(fd)
 
+    def truncate(self, fd: int, length: int) -> None:
+        os.ftruncate(fd, length)
+
+    def size(self, fd: int) -> int:
+        """Bytes up to the end of the file."""
+        return os.fstat(fd).st_size
+
+    def close(self, fd: int) -> None:
+        os.close(fd)
+
+    def rename(self, source: Path, target: Path) -> None:
+        """In one folder; `target` is replaced, whole, if it exists."""
+        source.replace(target)
+
+    def unlink(self, path: Path) -> None:
+        path.unlink()
+
+    def names(self, folder: Path) -> list[str]:
+        """The names in a folder, sorted."""
+        return sorted(os.listdir(folder))  # noqa: PTH208 - names are all that is wanted
+
     def allocated(self, fd: int) -> int:
         """Bytes of blocks the file really takes."""
         return os.fstat(fd).st_blocks * 512

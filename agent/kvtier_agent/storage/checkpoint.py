@@ -1,0 +1,165 @@
+"""Checkpoints: the journal made short again, in the background.
+
+    1. a new log is begun, and events go there
+    2. the old checkpoint is read in pieces, the closed logs are merged into it (`merge`, what
+       recovery uses too), and the result is written to a file with a name of its own
+    3. flushed, renamed, the folder flushed: from here on it counts
+    4. what it replaces is removed
+
+A crash between any two steps leaves either the old checkpoint with all its logs or the new one with
+the logs from it on. Nothing is held in memory but the logs (a share of a checkpoint) and one piece.
+No event waits for any of it, except for the exchange of one descriptor in step 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+
+import numpy as np
+import structlog
+
+from kvtier_agent.storage.journal import Journal
+from kvtier_agent.storage.journal_files import BLOCK, TEMPORARY, GrowingFile, checkpoint_name
+from kvtier_agent.storage.journal_format import (
+    CHECKPOINT_MAGIC,
+    FRAME_EVENTS,
+    NO_EVENTS,
+    Events,
+    end_frame,
+    frame,
+)
+from kvtier_agent.storage.journal_reader import JournalFile, Live, unseen
+from kvtier_agent.storage.journal_replay import merge
+from kvtier_agent.supervise import Heart
+
+LOOK_SECONDS = 0.5
+RETRY_SECONDS = 5.0
+
+log = structlog.get_logger("kvtier.storage.checkpoint")
+
+
+def write_checkpoint(journal: Journal, live: Live = unseen) -> None:
+    """All four steps. `live` is called with the bytes of each piece, read and written alike.
+    Raises OSError (or what `live` raises): the journal goes on with its logs."""
+    with journal.turn:
+        if journal.gone:
+            return
+        new = _begin(journal)
+        try:
+            journal.rotate()
+            count = 0
+            for events in _full_frames(_merged(journal, live)):
+                new.append(frame(events, new.nonce, new.end))
+                count += len(events)
+                live(events.nbytes)
+            new.append(end_frame(count, new.nonce, new.end))
+            new.shrink()
+            journal.io.flush(new.fd)
+            path = new.path.with_name(checkpoint_name(new.number))
+            journal.io.rename(new.path, path)
+            new.path = path
+            journal.io.flush_folder(journal.folder)
+        except BaseException:
+            journal.discard(new)
+            raise
+        journal.io.close(new.fd)
+        journal.replace_old(path.name, new.taken)
+
+
+def _begin(journal: Journal) -> GrowingFile:
+    """The new file, with room for all it may hold: before the rotation, so that a tier without room
+    does not fill with logs instead. Raises OSError."""
+    number = journal.number + 1
+    new = None
+    try:
+        name = checkpoint_name(number) + TEMPORARY
+        new = journal.create(name, CHECKPOINT_MAGIC, number, BLOCK)
+        new.reserve(journal.bytes_to_merge + BLOCK)
+    except OSError:
+        if new is not None:
+            journal.discard(new)
+        if journal.failed:
+            journal.rotate()  # that at least: the live log takes no more events
+        raise
+    return new
+
+
+def _merged(journal: Journal, live: Live) -> Iterator[Events]:
+    """New records from the old files, whole segments at a time."""
+    parts: list[Events] = []
+    for name in sorted(journal.old.logs):
+        with JournalFile(journal.folder / name, journal.io) as file:
+            parts += file.events(live)
+    events = np.concatenate(parts) if parts else NO_EVENTS
+    per_segment = journal.identity.per_segment
+    if journal.old.checkpoint is None:
+        yield from merge((), events, per_segment)
+        return
+    with JournalFile(journal.folder / journal.old.checkpoint, journal.io) as file:
+        yield from merge(file.events(live), events, per_segment)
+
+
+def _full_frames(parts: Iterable[Events]) -> Iterator[Events]:
+    """The same events in pieces that fill a frame."""
+    held = NO_EVENTS
+    for part in parts:
+        held = np.concatenate([held, part]) if len(held) else part
+        while len(held) >= FRAME_EVENTS:
+            yield held[:FRAME_EVENTS]
+            held = held[FRAME_EVENTS:]
+    if len(held):
+        yield held
+
+
+class Checkpointer:
+    """The loop that writes checkpoints when they are due. `journals`: those of the tier now."""
+
+    def __init__(self, journals: Callable[[], list[Journal]]) -> None:
+        self._journals = journals
+        self.checkpoints = 0
+        self.error = ""
+        """Why the last one failed; empty after one that did not."""
+
+    def run(self, heart: Heart) -> None:
+        """A supervised loop."""
+        while not heart.wait(LOOK_SECONDS):
+            if not self.step(heart) and heart.wait(RETRY_SECONDS):
+                return
+
+    def step(self, heart: Heart) -> bool:
+        """Write what is due. False: something failed, and is to be tried again later."""
+        good = True
+        for journal in self._journals():
+            if not journal.due:
+                continue
+            try:
+                write_checkpoint(journal, _Pace(journal, heart))
+            except _StoppedError:
+                continue
+            except OSError as error:
+                good = False
+                text = f"{journal.folder}: {error.strerror or error}"
+                if text != self.error:
+                    log.warning("no checkpoint", folder=str(journal.folder), error=str(error))
+                self.error = text
+            else:
+                self.checkpoints += 1
+                self.error = ""
+        return good
+
+
+class _StoppedError(Exception):
+    """The journal or the process is closing."""
+
+
+class _Pace:
+    """Beats, waits so that no more than the journal's bytes per second pass, stops when asked."""
+
+    def __init__(self, journal: Journal, heart: Heart) -> None:
+        self._journal = journal
+        self._heart = heart
+
+    def __call__(self, count: int) -> None:
+        seconds = count / self._journal.settings.bytes_per_second
+        if self._heart.wait(seconds) or self._journal.gone:
+            raise _StoppedError
