@@ -21,7 +21,7 @@ export UV_LINK_MODE ?= copy
 help:  ## This list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
 
-setup: $(VENV)/.stamp  ## Everything into .venv; afterwards .venv/bin/kvtier works
+setup: $(VENV)/.stamp $(VENV)/.native  ## Everything into .venv; afterwards .venv/bin/kvtier works
 
 # Some distributions split venv off from Python; then pip alone is enough.
 $(UV):
@@ -40,19 +40,28 @@ $(VENV)/.stamp: requirements/dev.lock pyproject.toml | $(UV)
 	$(UV) pip install --quiet --python $(PY) --no-deps --editable .
 	touch $@
 
+# Only where there is cargo; a line says so where there is none, and nothing needs it.
+$(VENV)/.native: $(VENV)/.stamp tools/native.py $(shell find native -name target -prune -o -type f -print)
+	$(TOOLS) -m native install $(UV)
+	if $(PY) -c 'import kvtier_native' 2>/dev/null; then touch $@; fi
+
 tools: setup  ## Build the real control plane (etcd, kube-apiserver, helm, promtool) into the user's cache
 	$(TOOLS) -m controlplane build etcd kube-apiserver helm promtool
 
 demo: setup  ## Three nodes, one policy, live traffic: the whole thing on this machine (TRACE=file, ARGS=--once)
 	$(TOOLS) -m demo $(if $(TRACE),--trace $(TRACE)) $(ARGS)
 
-lint: setup  ## ruff, mypy --strict, import-linter
+lint: setup  ## ruff, mypy --strict, import-linter; cargo fmt and clippy where there is cargo
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
 	$(VENV)/bin/lint-imports
 	@long=$$(git ls-files 'agent/*.py' 'operator/*.py' 'crds/*.py' 'cli/*.py' | xargs wc -l | awk '$$1 > 400 && $$2 != "total"'); \
 	  if [ -n "$$long" ]; then echo "modules over 400 lines, split them:"; echo "$$long"; exit 1; fi
+	@if command -v cargo >/dev/null; then \
+	  cargo fmt --check --manifest-path native/Cargo.toml && \
+	  cargo clippy --quiet --locked --all-targets --manifest-path native/Cargo.toml -- -D warnings; \
+	else echo "lint: no cargo on PATH, native/ is not checked"; fi
 
 test: lint tools  ## What a change must pass
 	$(PYTEST) -m "not slow and not vllm" $(ARGS)

@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from kvtier_agent.server.link import Link
 
 
+_FIRST = np.zeros(1, np.uint64)
+
+
 class Lease:
     """Pinned pages, in the order in which they were asked for. Use as a context manager."""
 
@@ -67,24 +70,23 @@ class Lease:
 
         A row whose answer is False was not filled with the page: it was missing, or its bytes did
         not match their checksum (then the agent hears of it with the release, and the row must
-        not be used). ``rows`` says which row of ``out`` each page goes to, by default its own.
+        not be used). ``rows`` says which row of ``out`` each page goes to, by default its own;
+        ``ValueError`` for one that ``out`` does not have.
         """
         n = len(self.tier)
         target = _writable(out, self.page_bytes, n if rows is None else None)
-        places = np.arange(n) if rows is None else np.asarray(rows, np.int64)
+        places = np.arange(n, dtype=np.uint64) if rows is None else _rows(rows, n, len(out))
         good = np.zeros(n, bool)
         for number, arena in self._arenas.items():
             mine = np.flatnonzero((self.tier != p.MISS) & (self._arena == number) & ~self._bad)
             if not mine.size:
                 continue
             try:
-                sums = arena.read(
-                    self._offset[mine].tolist(), self.page_bytes, target, places[mine].tolist()
-                )
+                sums = arena.read(self._offset[mine], self.page_bytes, target, places[mine])
             except UnmappedError:
                 self._link.outgrown(self._connection)
                 continue
-            matches = np.array(sums, np.uint64) == self._checksum[mine]
+            matches = sums == self._checksum[mine]
             good[mine] = matches
             self._bad[mine[~matches]] = True
         return good
@@ -165,18 +167,19 @@ class Reservation:
 
     def write(self, index: int, page: memoryview) -> None:
         """Copy ``page`` into the slot of page ``index`` and keep its checksum for the commit."""
+        one = self._offset[index : index + 1]
         arena = self._arenas[int(self._arena[index])]
-        self._sums[index] = arena.write(int(self._offset[index]), page)
+        self._sums[index] = arena.write(one, len(page), page, _FIRST)[0]
 
     def write_rows(self, rows: memoryview) -> None:
         """Copy row i of ``rows`` (page_bytes each) into slot i, for every offered page."""
-        length = self.page_bytes
-        arenas = self._arena.tolist()
-        offsets = self._offset.tolist()
-        sums = self._sums
-        for i in self.offered.tolist():
-            page = rows[i * length : (i + 1) * length]
-            sums[i] = self._arenas[arenas[i]].write(offsets[i], page)
+        numbers = self._arena[self.offered]
+        for number in np.unique(numbers).tolist():
+            mine = self.offered[numbers == number]
+            places = mine.astype(np.uint64)
+            self._sums[mine] = self._arenas[number].write(
+                self._offset[mine], self.page_bytes, rows, places
+            )
 
     def fill(self, source: Callable[[int, NDArray[np.uint8]], object]) -> None:
         """``source(i, destination)`` gives each offered page; ``destination`` is used again.
@@ -212,6 +215,16 @@ class Reservation:
         self._arenas = {}
         if connection is not None and self.offered.size:
             self._link.abort(connection, self._keys[self.offered])
+
+
+def _rows(rows: Any, n: int, limit: int) -> NDArray[np.uint64]:
+    """Row numbers as uint64[n], all below ``limit``; raises ``ValueError``."""
+    numbers = np.asarray(rows)
+    if numbers.shape != (n,) or not (n == 0 or np.issubdtype(numbers.dtype, np.integer)):
+        raise ValueError(f"rows of shape {numbers.shape} {numbers.dtype}, write {n} integers")
+    if n and (numbers.min() < 0 or numbers.max() >= limit):
+        raise ValueError(f"rows must be from 0 to {limit - 1}: out has {limit} rows")
+    return numbers.astype(np.uint64)
 
 
 def _writable(out: Any, page_bytes: int, n: int | None) -> memoryview:

@@ -1,7 +1,8 @@
 """The checksum of a page: xxh3-64 over its payload. The algorithm's number stands in every header.
 
 64 bits, because it is there to find damage, not an attacker: a client that may write into an arena
-may also commit what it likes. It runs above 10 GB/s on one core from a wheel.
+may also commit what it likes. It runs above 10 GB/s on one core from a wheel, several times as fast
+where the native extension is.
 """
 
 from __future__ import annotations
@@ -10,16 +11,17 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import xxhash
 from numpy.typing import NDArray
+
+from kvtier_agent.native import copier
 
 ALGORITHM_XXH3_64 = 1
 
-checksum: Callable[[Any], int] = xxhash.xxh3_64_intdigest
+checksum: Callable[[Any], int] = copier.checksum
 """Checksum of a buffer, as an unsigned integer."""
 
 
 def checksums(rows: NDArray[np.uint8], page_bytes: int) -> NDArray[np.uint64]:
     """Checksum of the first `page_bytes` of each row of (n, slot_bytes)."""
-    sums = (checksum(rows[i, :page_bytes]) for i in range(len(rows)))
-    return np.fromiter(sums, dtype=np.uint64, count=len(rows))
+    starts = np.arange(len(rows), dtype=np.uint64) * np.uint64(rows.shape[1])
+    return copier.checksums(rows, starts, page_bytes)
