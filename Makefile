@@ -14,6 +14,8 @@ PYTEST  := $(PY) -m pytest -n 3 --dist loadfile
 SLOW    := $(PY) -m pytest -n 2 --dist loadfile --timeout 900
 TOOLS   := PYTHONPATH=tools $(PY)
 
+BENCHMARKS := memory lookup endtoend l2 recovery
+
 # A test run must not depend on what a user's shell or an earlier run has set.
 export PYTHONDONTWRITEBYTECODE := 1
 export UV_LINK_MODE ?= copy
@@ -77,8 +79,8 @@ $(VENV)-vllm/.stamp: requirements/vllm.lock requirements/model.lock pyproject.to
 	$(UV) pip install --quiet --python $(VENV)-vllm/bin/python --no-deps --editable .
 	touch $@
 
-bench: setup  ## What the cache costs an engine: store, load, look up (ARGS='--json out.json')
-	$(TOOLS) benchmarks/client.py $(ARGS)
+bench: setup  ## Speed against baselines: all, or one (ARGS='memory --json -'; `kvtier bench --help`)
+	$(if $(ARGS),$(VENV)/bin/kvtier bench $(ARGS),for name in $(BENCHMARKS); do $(VENV)/bin/kvtier bench $$name; done)
 
 image: setup  ## Build the operator and the agent image with docker or podman
 	$(TOOLS) -m image build $(ARGS)

@@ -32,6 +32,7 @@ COMMANDS: Final[dict[str, Entry]] = {
     "agent": Entry("kvtier_cli.agent:app", "Run the cache agent of one node.", "agent"),
     "operator": Entry("kvtier_cli.operator:app", "Run the operator of a cluster.", "operator"),
     "replay": Entry("kvtier_cli.replay:app", "Drive an agent with a request trace.", "agent"),
+    "bench": Entry("kvtier_cli.bench:app", "Measure speed on this machine.", "agent"),
     "inspect": Entry("kvtier_cli.inspect:app", "Look into a running agent's cache.", "agent"),
 }
 

@@ -19,7 +19,7 @@ from pydantic import AliasChoices, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings
 
-from kvtier_cli.output import UserError
+from kvtier_cli.output import JsonOption, UserError
 
 __all__ = ["describe", "read_settings", "sentence", "settings_command"]
 
@@ -29,26 +29,37 @@ BOUNDS = (("ge", "at least"), ("gt", "more than"), ("le", "at most"), ("lt", "le
 def settings_command(
     app: typer.Typer,
     settings: type[BaseSettings],
-    run: Callable[[Any], int],
+    run: Callable[..., int],
     *,
     help: str,
+    name: str | None = None,
+    json_option: bool = False,
 ) -> None:
     """Adds one command to ``app`` whose options are the fields of ``settings``. ``run`` gets the
-    validated settings and returns the exit status. A mistake is one line and exit status 1."""
+    validated settings and returns the exit status. A mistake is one line and exit status 1.
+
+    ``json_option``: the command has ``--json`` too, and ``run`` gets its target as ``json_target``.
+    """
 
     def command(**given: Any) -> None:
+        extra = {"json_target": given.pop("json_target")} if json_option else {}
         said = {k: v for k, v in given.items() if v is not None and v != []}
         try:
             ready = read_settings(settings, said)
         except ValueError as e:
             raise UserError(str(e)) from None
-        raise typer.Exit(run(ready))
+        raise typer.Exit(run(ready, **extra))
 
-    command.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
-        [_parameter(name, field, settings) for name, field in settings.model_fields.items()]
-    )
+    parameters = [_parameter(field, of, settings) for field, of in settings.model_fields.items()]
+    if json_option:
+        parameters.append(
+            inspect.Parameter(
+                "json_target", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=JsonOption
+            )
+        )
+    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     command.__doc__ = help
-    app.command(help=help)(command)
+    app.command(name, help=help)(command)
 
 
 def read_settings(settings: type[BaseSettings], given: dict[str, Any]) -> Any:

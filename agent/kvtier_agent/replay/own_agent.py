@@ -1,4 +1,4 @@
-"""An agent of the replay's own: started for one run, gone after it with all its folders.
+"""An agent of a run's own (a replay, a benchmark): started for it, gone after it with its folders.
 
 It is the real `kvtier agent` in a process of its own, alone under a policy file. Sockets, state
 and logs are in a folder of shared memory (socket paths must be short), arenas beside them, volumes
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -26,6 +27,7 @@ from kvtier_agent.server.connection import is_live
 
 START_SECONDS = 60.0
 """How long an agent may take until its socket answers."""
+_POLL_SECONDS = 0.01
 
 _SHM = Path("/dev/shm")  # noqa: S108 - it is where shared memory is
 _DOMAIN = "default"
@@ -41,6 +43,7 @@ class OwnAgent:
             are not here get a temporary one.
         seed: names the run's folders.
         arguments: further arguments of the agent.
+        purpose: what the run is, for the names of its folders.
 
     Raises:
         ReplayError: the agent cannot start; with its own last words.
@@ -54,14 +57,17 @@ class OwnAgent:
         volumes: Mapping[str, Path],
         seed: int,
         arguments: Sequence[str] = (),
+        purpose: str = "replay",
     ) -> None:
-        name = f"kvtier-replay-{os.getpid()}-{seed:x}"
+        name = f"kvtier-{purpose}-{os.getpid()}-{seed:x}"
         shared = (_SHM if os.access(_SHM, os.W_OK) else Path(tempfile.gettempdir())) / name
         temporary = Path(tempfile.gettempdir()) / name
         self.volumes = {
             volume: (volumes[volume] / name if volume in volumes else temporary / volume)
             for volume in _volume_names(policy)
         }
+        self.folder = shared
+        """Of the run: socket, arenas, logs; in shared memory, removed at the end."""
         self._log = shared / "agent.log"
         self.socket = shared / "run" / f"{_DOMAIN}.sock"
         self._stack = ExitStack()
@@ -70,12 +76,12 @@ class OwnAgent:
                 if not folder.is_dir():
                     raise ReplayError(f"--volume: {folder} is no folder; make it first")
             folders = [shared, *self.volumes.values(), *([temporary] if self.volumes else [])]
-            self._guardian = self._stack.enter_context(_guardian(_outermost(folders)))
+            self.guardian = self._stack.enter_context(_guardian(_outermost(folders)))
             for folder in (shared / "run", shared / "arenas", *self.volumes.values()):
                 folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             policy_file = shared / "policy.yaml"
             policy_file.write_text(yaml.safe_dump(dict(policy)))
-            argv = [
+            self._argv = [
                 *command,
                 *("--policy", str(policy_file)),
                 *("--run-dir", str(shared / "run")),
@@ -86,17 +92,27 @@ class OwnAgent:
                 "--allow-root-filesystem",
             ]
             for volume, folder in self.volumes.items():
-                argv += ["--volume", f"{volume}={folder}"]
-            self._guardian.start("agent", [*argv, *arguments], log=self._log, env=_environment())
-            self._wait()
+                self._argv += ["--volume", f"{volume}={folder}"]
+            self._argv += arguments
+            self.start()
         except BaseException:
             self._stack.close()
             raise
 
+    def start(self) -> None:
+        """Start the agent (again, after `kill`) and wait until its socket answers. ReplayError."""
+        self.pid = self.guardian.start("agent", self._argv, log=self._log, env=_environment())
+        self._wait()
+
+    def kill(self) -> None:
+        """End the agent without warning (SIGKILL). Its folders stay."""
+        os.kill(self.pid, signal.SIGKILL)
+        self.guardian.stop("agent")
+
     def alive(self) -> str:
         """Why the agent is gone, "" while it runs."""
         try:
-            status = self._guardian.poll("agent")
+            status = self.guardian.poll("agent")
         except GuardianError as error:
             return str(error)
         return "" if status is None else f"the agent ended with status {status}: {self._words()}"
@@ -125,7 +141,7 @@ class OwnAgent:
                 raise ReplayError(
                     f"the agent did not listen within {START_SECONDS:.0f} s: {self._words()}"
                 )
-            time.sleep(0.05)
+            time.sleep(_POLL_SECONDS)
 
     def _words(self) -> str:
         """The last thing the agent said, in one line."""

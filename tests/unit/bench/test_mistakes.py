@@ -1,0 +1,44 @@
+"""Mistakes are one line that says what to write instead."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from kvtier_agent.bench import l2
+from kvtier_agent.bench.errors import BenchError
+from kvtier_cli.main import app
+from typer.testing import CliRunner
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (("memory", "--pages", "0"), "--pages: write at least 1, not '0'"),
+        (("memory", "--page-bytes", "5000"), "--page-bytes: write a multiple of 4096, not 5000"),
+        (("memory", "--page-bytes", "much"), "not a size"),
+        (("lookup", "--keys", "many"), "--keys: write a number"),
+        (("endtoend", "--prompt-tokens", "100"), "write a larger --prompt-tokens"),
+        (("endtoend", "--page-tokens", "3000"), "write a multiple of 6000"),
+        (("l2", "--volume", "/no/such/folder"), "is no folder; make it first"),
+        (("l2", "--pages", "128", "--depth", "32"), "write at least --pages 512"),
+    ],
+)
+def test_a_wrong_value_is_answered_by_what_to_write(words: tuple[str, ...], sentence: str) -> None:
+    done = CliRunner().invoke(app, ["bench", *words])
+    assert done.exit_code == 1, done.output
+    assert sentence in " ".join(done.stderr.split())
+    assert done.stdout == ""
+
+
+@pytest.mark.parametrize("words", [("nothing",), ("memory", "--no-such-option"), ("memory", "x")])
+def test_wrong_usage_is_status_two(words: tuple[str, ...]) -> None:
+    assert CliRunner().invoke(app, ["bench", *words]).exit_code == 2
+
+
+def test_memory_is_no_drive() -> None:
+    shm = Path("/dev/shm")
+    if not shm.is_dir():
+        pytest.skip("there is no /dev/shm here")
+    with pytest.raises(BenchError, match="not a drive"):
+        l2.check_volume(shm)
