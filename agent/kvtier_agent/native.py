@@ -1,4 +1,7 @@
-"""Copies with checksums: in Rust where the extension is installed, else in Python, equal results.
+"""What runs without the interpreter's lock: in Rust where the extension is installed.
+
+Copies with checksums have a fallback in Python with equal results. A guard against files that are
+cut short and rings of io_uring exist with the extension only; who asks for one copes without.
 
 The one place that imports `kvtier_native` (distribution `kvtier-native`, made from `native/`).
 Which of the two is in use is settled at import: `NATIVE` is the extension or None, `WHY_NOT` says
@@ -10,6 +13,7 @@ headers of segment files.
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Mapping
 from typing import Any, Protocol
@@ -189,3 +193,56 @@ NATIVE, WHY_NOT = load(os.environ)
 
 copier: Copier = PythonCopier() if NATIVE is None else NativeCopier(NATIVE)
 """What this process copies and sums with."""
+
+
+class Guard(Protocol):
+    """A mapping whose lost pages are replaced by zeros instead of killing the process."""
+
+    @property
+    def faults(self) -> int:
+        """Pages that were lost and replaced so far. With any, the mapping is to be given up: the
+        replaced pages belong to this process alone, whatever becomes of the file."""
+
+    def close(self) -> None:
+        """Guard no longer."""
+
+
+def guard(mapping: Any) -> Guard | None:
+    """Guard a writable buffer over a mapped file: when the file is cut short, an access to a page
+    behind its end finds zeros, and the page's checksum fails, instead of SIGBUS.
+
+    The mapping cannot be closed while the guard exists. None without the extension, and where the
+    handler cannot be installed: then a file cut short kills the process, as it does any other.
+    """
+    if NATIVE is None:
+        return None
+    try:
+        made: Guard = NATIVE.Guard(mapping)
+    except (OSError, RuntimeError):
+        return None
+    return made
+
+
+COMPLETION = np.dtype([("tag", "<u8"), ("result", "<i8")])
+"""What `collect` of a ring returns, by `numpy.frombuffer`: result is bytes, or -errno."""
+TRANSFER_COLUMNS = (
+    "operation",
+    "file",
+    "file_offset",
+    "offset",
+    "length",
+    "header_offset",
+    "header_length",
+    "tag",
+)
+"""Columns of the rows of uint64 that `submit` of a ring takes."""
+READ, WRITE, FLUSH = 0, 1, 2
+"""Operations of a ring."""
+
+
+def ring(arena: Any, headers: Any = None, **settings: int) -> Any:
+    """A `kvtier_native.Ring` (its docstring has the details): transfers by io_uring between files
+    and two buffers. Raises `OSError` where there can be none, and preadv and pwritev remain."""
+    if NATIVE is None:
+        raise OSError(errno.ENOSYS, f"no io_uring without the native extension ({WHY_NOT})")
+    return NATIVE.Ring(arena, headers, **settings)

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from kvtier_agent.native import copier
+from kvtier_agent.native import copier, guard
 from kvtier_agent.server.protocol import ArenaInfo
 
 checksum = copier.checksum
@@ -49,8 +49,8 @@ class Mapped(Protocol):
 
 
 class UnmappedError(LookupError):
-    """A slot lies in memory that this client does not map, such as that of an L0 that grew after it
-    connected; a new connection maps all of it."""
+    """A slot lies in memory that this client does not map: an L0 grew after it connected, or
+    somebody cut the arena short. A new connection maps all that there is."""
 
 
 class FileArena:
@@ -64,6 +64,7 @@ class FileArena:
             self._map = mmap.mmap(descriptor, size, mmap.MAP_SHARED)
         finally:
             os.close(descriptor)
+        self._guard = guard(self._map)
         self._memory = memoryview(self._map)
         self._array = np.frombuffer(self._memory, np.uint8)
 
@@ -82,6 +83,8 @@ class FileArena:
         return copier.copy(pages, rows * np.uint64(length), self._memory, offsets, length)
 
     def _check(self, offsets: Places, length: int) -> None:
+        if self._guard is not None and self._guard.faults:
+            raise UnmappedError(f"arena {self.tier} was cut short under this client")
         size = self._memory.nbytes
         if offsets.size and int(offsets.max()) + length > size:
             raise UnmappedError(f"a page reaches past the {size} bytes of arena {self.tier}")
