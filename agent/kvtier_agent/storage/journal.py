@@ -35,11 +35,9 @@ from numpy.typing import NDArray
 from kvtier_agent.storage.fileio import FileIO
 from kvtier_agent.storage.journal_files import (
     BLOCK,
-    TEMPORARY,
     GrowingFile,
     JournalSettings,
     Space,
-    is_journal_file,
     log_name,
 )
 from kvtier_agent.storage.journal_format import (
@@ -236,6 +234,16 @@ class Journal:
         self.leftover[file.path.name] = file.taken
         self._sweep()
 
+    def remove_files(self, names: list[str]) -> None:
+        """Files of the folder that count for nothing any more."""
+        with self.turn:
+            for name in names:
+                with contextlib.suppress(OSError):
+                    held = (self.folder / name).stat().st_blocks * 512
+                    self.leftover[name] = held
+                    self.space.add(held)
+            self._sweep()
+
     def _sweep(self) -> None:
         """Remove what is not needed any more; what cannot go now counts, and is tried again."""
         for name, held in list(self.leftover.items()):
@@ -256,10 +264,13 @@ class Journal:
             return
         with self.turn:
             self._finish(self._log)
-            held = self._log.taken + self.old.held_bytes + sum(self.leftover.values())
-            self.space.add(-held)
+            files = dict([(self._log.path.name, self._log.taken), *self.old.files()])
             if remove:
-                remove_journal(self.folder, self.io)
+                # These and no others: the volume may be back by now, with a journal of its own.
+                self.leftover.update(files)
+                self._sweep()
+                files = {}
+            self.space.add(-sum(files.values()) - sum(self.leftover.values()))
 
     def _finish(self, log: GrowingFile) -> None:
         """Flush and close a log that gets no more events."""
@@ -284,12 +295,3 @@ class Journal:
             raise
         log.synced = log.end
         return log
-
-
-def remove_journal(folder: Path, io: FileIO) -> None:
-    """Remove all logs and checkpoints in a folder, the newest first: what a crash leaves of them is
-    an older state, which is as good as none."""
-    with contextlib.suppress(OSError):
-        names = [n for n in io.names(folder) if is_journal_file(n.removesuffix(TEMPORARY))]
-        for name in names[::-1]:
-            io.unlink(folder / name)

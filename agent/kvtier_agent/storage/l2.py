@@ -28,6 +28,10 @@ from kvtier_agent.cache.moves import MoveStatus
 from kvtier_agent.cache.settings import Durability
 from kvtier_agent.storage.checksum import checksum
 from kvtier_agent.storage.fileio import FileIO
+from kvtier_agent.storage.journal import Journal
+from kvtier_agent.storage.journal_files import JournalSettings
+from kvtier_agent.storage.journal_format import Identity
+from kvtier_agent.storage.journals import Journals
 from kvtier_agent.storage.segment import (
     HEADER_BYTES,
     HeaderBlock,
@@ -55,7 +59,12 @@ class L2:
     """Thread-safe: movers read and write at the same time; bookkeeping is under one lock."""
 
     def __init__(
-        self, volumes: list[Volume], geometry: Geometry, *, io: FileIO | None = None
+        self,
+        volumes: list[Volume],
+        geometry: Geometry,
+        *,
+        io: FileIO | None = None,
+        journal: JournalSettings | None = None,
     ) -> None:
         self.geometry = geometry
         self.slot_bytes = geometry.slot_bytes
@@ -64,6 +73,8 @@ class L2:
         self.volumes = list(volumes)
         self.io = io or FileIO()
         self.cap_bytes = 0
+        self.segment_cap_bytes = 0
+        """The cap less what is set aside for the journals."""
         self.limit_slots = 0
         self.reserve_percent = 0
         self.durability: Durability = "async"
@@ -71,6 +82,8 @@ class L2:
         self.segments: dict[int, tuple[Segment, Volume]] = {}
         self._holes: dict[int, NDArray[np.bool_]] = {}
         self.sequence = 1
+        identity = Identity(geometry.fingerprint, self.per_segment, self.stride)
+        self.journals = Journals(identity, self.io, journal)
 
     # -- limits -----------------------------------------------------------------------------
 
@@ -85,14 +98,23 @@ class L2:
         """New limits; how many slots they allow. Without the lock: whoever holds it may be waiting
         for a drive, and this is the cache thread. A write under way may still have seen the old
         ones, as if it had come before."""
+        aside = self.journals.set_aside(
+            cap_bytes, self.slots_within(cap_bytes), len(self.volumes), durability
+        )
         self.cap_bytes = cap_bytes
+        self.segment_cap_bytes = max(0, cap_bytes - aside)
         self.reserve_percent = reserve_percent
         self.durability = durability
-        self.limit_slots = self.slots_within(cap_bytes) if self.volumes else 0
+        self.limit_slots = self.slots_within(self.segment_cap_bytes) if self.volumes else 0
         return self.limit_slots
 
     @property
     def allocated_bytes(self) -> int:
+        """Bytes of blocks that all segments and journals take."""
+        return self.segment_bytes + self.journals.space.used_bytes
+
+    @property
+    def segment_bytes(self) -> int:
         """Bytes of blocks that all segments take."""
         return sum(segment.allocated for segment, _ in list(self.segments.values()))
 
@@ -121,12 +143,25 @@ class L2:
                 segment.write(first, block, payload)
                 if self.durability == "sync":
                     self._make_last(segment)
+                self._record(number, slots, stamp, where, sequence)
                 self._note(number, read_only=False)
             except OSError as error:
                 self._note(number, read_only=error.errno == errno.EROFS)
                 status[where] = _status_of(error)
                 errors.append(f"write: {error.strerror or error}")
         return status, errors[0] if errors else ""
+
+    def _record(
+        self, number: int, slots: Slots, stamp: PageStamp, where: NDArray[np.intp], sequence: int
+    ) -> None:
+        """Tell the journal of pages that were written. Raises OSError."""
+        held = self.segments.get(number)
+        if held is None:
+            raise SegmentGoneError(errno.ENOENT, "the segment is gone")
+        some = PageStamp(
+            stamp.keys[where], stamp.parents[where], stamp.depths[where], stamp.checksums[where]
+        )
+        self.journals.stored(held[1], slots[where], some, sequence + int(where[0]))
 
     def _note(self, number: int, *, read_only: bool) -> None:
         """Whether the volume of a segment takes writes."""
@@ -150,15 +185,15 @@ class L2:
             ahead = ~segment.laid & ~self._holes_of(number)
             rest = np.flatnonzero(ahead[: max(0, self.limit_slots - number * self.per_segment)])
             whole = np.union1d(rest, missing)
-            allocated = self.allocated_bytes
+            allocated = self.segment_bytes
             for wanted in (whole, missing) if missing.size else (missing,):
                 new = int(wanted.size) * self.stride
-                fits = allocated + new <= self.cap_bytes
+                fits = allocated + new <= self.segment_cap_bytes
                 # Blocks that are there already are written again without taking from the reserve.
                 if fits and (not new or volume.keeps_reserve(new, self.reserve_percent)):
                     for start, length in runs(wanted.astype(np.uint32)):
                         segment.lay_out(start, length)
-                    if self.allocated_bytes <= self.cap_bytes:
+                    if self.segment_bytes <= self.segment_cap_bytes:
                         self._holes_of(number)[missing] = False
                         return segment
                     # The file system's own blocks reach the cap: all goes back.
@@ -193,6 +228,12 @@ class L2:
             if volume not in self.volumes:  # withdrawn in this very moment
                 self.drop_segment(number)
                 raise SegmentGoneError(errno.ENOENT, "the volume is gone")
+            try:
+                self.journals.begin(volume, number)
+            except OSError as error:
+                volume.read_only = error.errno == errno.EROFS
+                self.drop_segment(number)
+                raise
         return held
 
     # -- reading ----------------------------------------------------------------------------
@@ -242,6 +283,9 @@ class L2:
                     held = self.segments.get(number)
                     if held is None:
                         continue
+                    given = number * self.per_segment + np.arange(start, start + length)
+                    with contextlib.suppress(OSError):
+                        self.journals.gone(held[1], given.astype(np.uint32))
                     with contextlib.suppress(SegmentGoneError):
                         held[0].punch(start, length)
                     if not held[0].laid.any():
@@ -275,9 +319,10 @@ class L2:
         self.volumes = [v for v in self.volumes if v.name not in names]
         lost = {n for n, (_, volume) in list(self.segments.items()) if volume.name in names}
         segments = [held[0] for n in lost if (held := self.segments.pop(n, None)) is not None]
-        if segments:
+        journals = self.journals.withdraw(names)
+        if segments or journals:
             remover = threading.Thread(
-                target=_remove, args=(segments,), name="volume-leaves", daemon=True
+                target=_remove, args=(segments, journals), name="volume-leaves", daemon=True
             )
             remover.start()
             remover.join(PATIENCE_SECONDS)
@@ -285,6 +330,7 @@ class L2:
 
     def add(self, volume: Volume) -> None:
         """A volume joins; its folder was cleared by `recovery.clear`."""
+        self.journals.rejoin(volume.name)
         self.volumes = [*self.volumes, volume]
 
     def close(self) -> None:
@@ -298,6 +344,7 @@ class L2:
                         segment.flush()
                     segment.close()
             self.segments.clear()
+        self.journals.close()
 
     # -- helpers ----------------------------------------------------------------------------
 
@@ -332,9 +379,11 @@ class L2:
             held[0].remove()
 
 
-def _remove(segments: list[Segment]) -> None:
+def _remove(segments: list[Segment], journals: list[Journal]) -> None:
     for segment in segments:
         segment.remove()
+    for journal in journals:
+        journal.close(remove=True)
 
 
 def _status_of(error: OSError) -> MoveStatus:

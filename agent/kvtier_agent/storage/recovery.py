@@ -1,16 +1,18 @@
 """What an earlier process left on the volumes: found, offered to the cache, or removed.
 
-Each folder has a manifest (`layout.json`) with the layout version and the geometry its pages have.
+Each folder has a manifest (`layout.json`) with the layout version and the geometry its pages have,
+and a journal (`journal.py`).
 
     newer layout           refused, nothing touched
     durability none, or    everything is removed
-    another geometry       (those pages could never be asked for)
-    else                   the header of every slot is read; whole headers of this geometry are
+    older layout, another geometry, a journal about other segments
+    else                   the journal is read; pages whose slot lies inside its segment's file are
                            offered to the cache, oldest first
 
-Then `keep_only` gives back the blocks of all slots that the cache did not take, and files that are
-not ours to keep are removed, all before the first write: so the cap holds from the start.
-Payloads are not read here; each is verified when it is first loaded.
+Segments are not read, only opened. Those without a record are removed, and so is every file that is
+not ours to keep. Then `keep_only` gives back the blocks of all slots that the cache did not take.
+All of it comes before the first write: so the cap holds from the start. Payloads are verified when
+they are first loaded.
 """
 
 from __future__ import annotations
@@ -18,24 +20,29 @@ from __future__ import annotations
 import contextlib
 import errno
 import json
-import os
 import re
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
+import structlog
 from numpy.typing import NDArray
 
 from kvtier_agent.cache.arena import runs
 from kvtier_agent.cache.geometry import Geometry, GeometryError
 from kvtier_agent.storage.fileio import FileIO
+from kvtier_agent.storage.journal_files import TEMPORARY, is_journal_file
+from kvtier_agent.storage.journal_format import FORMAT_VERSION, NO_EVENTS, Events, NewerFormatError
+from kvtier_agent.storage.journal_reader import Contents, Live, read_journal, unseen
+from kvtier_agent.storage.journal_replay import generations_of, pages_of
 from kvtier_agent.storage.l2 import L2, Slots
-from kvtier_agent.storage.segment import HEADER_BYTES, LAYOUT_VERSION, HeaderBlock, Segment
+from kvtier_agent.storage.segment import LAYOUT_VERSION, Segment
 from kvtier_agent.storage.volume import LOCK_NAME, Volume, VolumeError
 
 MANIFEST_NAME = "layout.json"
 _SEGMENT_NAME = re.compile(r"segment-(\d{8})\.kv")
-_COLUMNS = ("keys", "parents", "depths", "checksums", "slots")
+
+log = structlog.get_logger("kvtier.storage.recovery")
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,54 +78,59 @@ NOTHING = Found(
 def geometry_of(volume: Volume) -> Geometry | None:
     """The geometry of the pages in the folder; None if there are none that can be read. Raises
     VolumeError when a newer version wrote it."""
-    try:
-        manifest = json.loads((volume.folder / MANIFEST_NAME).read_text())
-        version = int(manifest["layout"])
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        return None
-    if version > LAYOUT_VERSION:
-        raise VolumeError(
-            f"volume {volume.name}: {volume.folder} has layout {version}, this agent knows"
-            f" {LAYOUT_VERSION}; use the newer agent, or empty the folder"
-        )
-    try:
-        return Geometry(**manifest["geometry"]) if version == LAYOUT_VERSION else None
-    except (GeometryError, TypeError, KeyError):
-        return None
+    return _manifest(volume)[0]
 
 
-def recover(l2: L2) -> Found:
-    """Find what is there (or sweep it), before the first write. Raises VolumeError."""
-    parts = []
-    for volume in l2.volumes:
-        keep = geometry_of(volume) == l2.geometry and l2.durability != "none"
-        for path in sorted(volume.folder.iterdir()):
-            match = _SEGMENT_NAME.fullmatch(path.name)
-            if path.name == LOCK_NAME:
-                continue
-            number = int(match[1]) if match else -1
-            if keep and match and number not in l2.segments and not path.is_symlink():
-                found = _read_headers(l2, volume, path, number)
-                if found is not None:
-                    parts.append(found)
-                    continue
-            _remove(path)
+def recover(l2: L2, live: Live = unseen) -> Found:
+    """Find what is there (or sweep it), before the first write. `live` is called with the bytes of
+    journal read at a time. Raises VolumeError."""
+    read = [(volume, *_read(l2, volume, live)) for volume in l2.volumes]
+    owners: dict[int, tuple[int, str]] = {}
+    for volume, contents, pages in read:
+        generations: dict[int, int] = {}
+        for part in contents.records:
+            generations.update(generations_of(part))
+        for number in np.unique(pages["slot"] // l2.per_segment).tolist():
+            # A volume that was away for a while may have segments that another one has by now.
+            if generations[number] > owners.get(number, (-1, ""))[0]:
+                owners[number] = (generations[number], volume.name)
+        for number, generation in generations.items():
+            known = l2.journals.generations.get(number, 0)
+            l2.journals.generations[number] = max(known, generation)
+        contents.records.clear()
+    kept = []
+    for volume, contents, pages in read:
+        mine = {number for number, (_, name) in owners.items() if name == volume.name}
+        _clear(volume, mine, contents, l2)
         _write_manifest(volume, l2.geometry)
-    if not parts:
-        return NOTHING
-    sequence = np.concatenate([numbers for _, numbers in parts])
-    order = np.argsort(sequence, kind="stable")
-    l2.sequence = int(sequence.max()) + 1 if sequence.size else 1
-    columns = [np.concatenate([getattr(f, name) for f, _ in parts])[order] for name in _COLUMNS]
-    return Found(*columns)
+        whole = _inside(l2, volume, pages["slot"])
+        kept.append(pages[whole])
+        if l2.durability != "none":
+            try:
+                l2.journals.open(volume, contents)
+            except OSError as error:
+                raise _unwritable(volume, error) from error
+            with contextlib.suppress(OSError):  # else they are dropped again next time
+                l2.journals.gone(volume, pages["slot"][~whole])
+    found = np.concatenate([NO_EVENTS, *kept])
+    found = found[np.argsort(found["sequence"], kind="stable")]
+    l2.sequence = int(found["sequence"][-1]) + 1 if len(found) else 1
+    l2.journals.found = found["slot"].copy()
+    return Found(
+        np.ascontiguousarray(found["key"]),
+        np.ascontiguousarray(found["parent"]),
+        found["depth"].copy(),
+        found["checksum"].copy(),
+        l2.journals.found,
+    )
 
 
 def clear(volume: Volume, geometry: Geometry) -> None:
     """Empty a folder and mark it for pages of `geometry`. Raises VolumeError."""
     geometry_of(volume)
-    for path in volume.folder.iterdir():
-        if path.name != LOCK_NAME:
-            _remove(path)
+    for name in volume.io.names(volume.folder):
+        if name != LOCK_NAME:
+            _remove(volume, name)
     _write_manifest(volume, geometry)
 
 
@@ -132,79 +144,155 @@ def sweep(name: str, mount: Path, domain: str, io: FileIO) -> None:
         volume = Volume(name, mount, domain, allow_root_filesystem=True, io=io)
         try:
             geometry_of(volume)
-            for path in volume.folder.iterdir():
-                if path.name == MANIFEST_NAME or _SEGMENT_NAME.fullmatch(path.name):
-                    _remove(path)
+            for name in io.names(volume.folder):
+                ours = name == MANIFEST_NAME or _SEGMENT_NAME.fullmatch(name)
+                if ours or is_journal_file(name.removesuffix(TEMPORARY)):
+                    _remove(volume, name)
         finally:
             volume.close()
 
 
 def keep_only(l2: L2, slots: Slots) -> None:
     """Give back the blocks of every slot but these."""
-    kept: dict[int, list[int]] = {}
-    for slot in slots.tolist():
-        kept.setdefault(slot // l2.per_segment, []).append(slot % l2.per_segment)
-    for number, (segment, _) in list(l2.segments.items()):
-        mine = kept.get(number, [])
-        if not mine:
+    found, l2.journals.found = l2.journals.found, np.empty(0, dtype=np.uint32)
+    dropped = _by_segment(l2, np.setdiff1d(found, slots))
+    kept = _by_segment(l2, np.sort(slots))
+    for number, (segment, volume) in list(l2.segments.items()):
+        if number in dropped:
+            with contextlib.suppress(OSError):  # else they are found again, and dropped again
+                l2.journals.gone(volume, dropped[number])
+        if number not in kept:
             l2.drop_segment(number)
             continue
         free = np.ones(segment.slots, dtype=bool)
-        free[mine] = False
+        free[kept[number] % l2.per_segment] = False
         for first, count in runs(np.flatnonzero(free).astype(np.uint32)):
             segment.punch(first, count)
         segment.laid[:] = ~free
 
 
-def _read_headers(
-    l2: L2, volume: Volume, path: Path, number: int
-) -> tuple[Found, NDArray[np.uint64]] | None:
-    """None: the file cannot be read."""
+def _by_segment(l2: L2, slots: Slots) -> dict[int, Slots]:
+    """Ascending slots, by segment."""
+    numbers = slots // l2.per_segment
+    cuts = np.flatnonzero(np.diff(numbers)) + 1
+    return {int(part[0]) // l2.per_segment: part for part in np.split(slots, cuts) if part.size}
+
+
+def _manifest(volume: Volume) -> tuple[Geometry | None, str]:
+    """The geometry in the manifest, or why there is none (empty: there is no manifest)."""
     try:
-        segment = Segment(path, number, l2.per_segment, l2.slot_bytes, l2.io, create=False)
-        count = min(segment.slots, os.fstat(segment.fd).st_size // segment.stride)
-    except OSError:
-        return None
-    l2.segments[number] = (segment, volume)
-    headers = HeaderBlock(segment.slots)
-    for slot in range(count):
-        with contextlib.suppress(OSError):
-            done = l2.io.read(segment.fd, [headers.bytes[slot]], slot * segment.stride)
-            if done != HEADER_BYTES:
-                headers.bytes[slot] = 0
-    good = headers.valid(segment.slots, l2.geometry.fingerprint, l2.geometry.page_bytes)
-    where = np.flatnonzero(good)
-    fields = headers.fields[where]
-    found = Found(
-        np.ascontiguousarray(fields["key"]),
-        np.ascontiguousarray(fields["parent"]),
-        fields["depth"].astype(np.uint32),
-        fields["checksum"].astype(np.uint64),
-        (where + number * l2.per_segment).astype(np.uint32),
-    )
-    return found, fields["sequence"].astype(np.uint64)
+        manifest = json.loads((volume.folder / MANIFEST_NAME).read_text())
+        version = int(manifest["layout"])
+    except FileNotFoundError:
+        return None, ""
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return None, "its manifest makes no sense"
+    if version > LAYOUT_VERSION:
+        raise _newer(volume, f"layout {version}", LAYOUT_VERSION)
+    if version < LAYOUT_VERSION:
+        return None, f"it has layout {version}, this agent writes {LAYOUT_VERSION}"
+    try:
+        return Geometry(**manifest["geometry"]), ""
+    except (GeometryError, TypeError, KeyError):
+        return None, "its manifest makes no sense"
+
+
+def _read(l2: L2, volume: Volume, live: Live) -> tuple[Contents, Events]:
+    """What the journal says, and its pages; nothing, with the reason logged, where it is of no
+    use. Raises VolumeError."""
+    geometry, reason = _manifest(volume)
+    if geometry is not None and geometry != l2.geometry:
+        reason = "its pages are of another model or layout"
+    if l2.durability == "none" or geometry != l2.geometry:
+        contents = Contents(reason=reason)
+    else:
+        try:
+            contents = read_journal(volume.folder, l2.journals.identity, l2.io, live)
+        except NewerFormatError as error:
+            raise _newer(volume, f"journal format {error.version}", FORMAT_VERSION) from error
+        except OSError as error:
+            contents = Contents(reason=f"its journal cannot be read: {error.strerror}")
+    if contents.reason:
+        log.warning("NVMe starts cold", volume=volume.name, reason=contents.reason)
+    pages = np.concatenate([NO_EVENTS, *(pages_of(part) for part in contents.records)])
+    if contents.dropped_bytes:
+        log.warning(
+            "the journal was cut short, as a power cut does",
+            volume=volume.name,
+            dropped_bytes=contents.dropped_bytes,
+            pages=len(pages),
+        )
+    return contents, pages
+
+
+def _clear(volume: Volume, segments: set[int], contents: Contents, l2: L2) -> None:
+    """Open these segments and remove every file that is none of them nor of the journal."""
+    journal = {name for name, _ in contents.old.files()} | set(contents.stale)
+    for name in l2.io.names(volume.folder):
+        match = _SEGMENT_NAME.fullmatch(name)
+        if name in (LOCK_NAME, MANIFEST_NAME) or name in journal:
+            continue
+        number = int(match[1]) if match else -1
+        path = volume.folder / name
+        if number in segments and not path.is_symlink():
+            try:
+                segment = Segment(path, number, l2.per_segment, l2.slot_bytes, l2.io, create=False)
+            except OSError:
+                pass
+            else:
+                l2.segments[number] = (segment, volume)
+                continue
+        _remove(volume, name)
+
+
+def _inside(l2: L2, volume: Volume, slots: Slots) -> NDArray[np.bool_]:
+    """Which slots lie in a file of this volume, as far as it reaches."""
+    numbers, which = np.unique(slots // l2.per_segment, return_inverse=True)
+    counts = np.zeros(len(numbers), dtype=np.int64)
+    for i, number in enumerate(numbers.tolist()):
+        held = l2.segments.get(number)
+        if held is not None and held[1] is volume:
+            with contextlib.suppress(OSError):
+                counts[i] = l2.io.size(held[0].fd) // l2.stride
+    whole: NDArray[np.bool_] = slots % l2.per_segment < counts[which]
+    return whole
 
 
 def _write_manifest(volume: Volume, geometry: Geometry) -> None:
     text = json.dumps({"layout": LAYOUT_VERSION, "geometry": asdict(geometry)}, indent=1)
-    temporary = volume.folder / (MANIFEST_NAME + ".new")
+    temporary = volume.folder / (MANIFEST_NAME + TEMPORARY)
+    io = volume.io
     try:
-        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
-        with os.fdopen(os.open(temporary, flags, 0o600), "w") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(volume.folder / MANIFEST_NAME)
+        fd, _ = io.open(temporary, create=True, direct=False)
+        try:
+            io.truncate(fd, 0)
+            if io.write(fd, [text.encode()], 0) != len(text):
+                raise OSError(errno.ENOSPC, "No space left on device")
+            io.flush(fd)
+        finally:
+            io.close(fd)
+        io.rename(temporary, volume.folder / MANIFEST_NAME)
         for folder in (volume.folder, *volume.folder.parents[:2]):
-            volume.io.flush_folder(folder)
+            io.flush_folder(folder)
     except OSError as error:
-        reasons = {errno.ENOSPC: "VolumeFull", errno.EROFS: "VolumeReadOnly"}
-        raise VolumeError(
-            f"volume {volume.name}: cannot write to {volume.folder}: {error.strerror}",
-            reasons.get(error.errno or 0, "VolumeUnusable"),
-        ) from error
+        raise _unwritable(volume, error) from error
 
 
-def _remove(path: Path) -> None:
+def _newer(volume: Volume, what: str, known: int) -> VolumeError:
+    return VolumeError(
+        f"volume {volume.name}: {volume.folder} has {what}, this agent knows {known}; use the"
+        " newer agent, or empty the folder"
+    )
+
+
+def _unwritable(volume: Volume, error: OSError) -> VolumeError:
+    reasons = {errno.ENOSPC: "VolumeFull", errno.EROFS: "VolumeReadOnly"}
+    return VolumeError(
+        f"volume {volume.name}: cannot write to {volume.folder}: {error.strerror}",
+        reasons.get(error.errno or 0, "VolumeUnusable"),
+    )
+
+
+def _remove(volume: Volume, name: str) -> None:
     with contextlib.suppress(OSError):
-        path.unlink()
+        volume.io.unlink(volume.folder / name)

@@ -32,7 +32,7 @@ from kvtier_agent.storage.fileio import IOV_MAX, FileIO
 
 HEADER_BYTES = 4096
 MAGIC = b"KVTIERSG"
-LAYOUT_VERSION = 1
+LAYOUT_VERSION = 2
 
 HEADER = np.dtype(
     [

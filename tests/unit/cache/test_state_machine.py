@@ -36,18 +36,25 @@ CHAINS = st.integers(0, 5)
 
 
 class FaultyIO(FileIO):
-    """Fails the next calls with the errors it was told, then works."""
+    """Fails the next calls for segments and journals with the errors it was told, then works."""
 
     def __init__(self) -> None:
         self.write_faults: list[int] = []
         self.read_faults: list[int] = []
+        self.spared: set[int] = set()
+
+    def open(self, path, *, create, direct):
+        fd, bypasses = super().open(path, create=create, direct=direct)
+        (self.spared.add if path.suffix == ".new" else self.spared.discard)(fd)
+        return fd, bypasses
 
     def write(self, fd, buffers, offset):
-        if self.write_faults:
+        if self.write_faults and fd not in self.spared:
             fault = self.write_faults.pop()
             if fault:
                 raise OSError(fault, "injected")
-            return super().write(fd, buffers[:1], offset)  # short
+            short = buffers[:1] if len(buffers) > 1 else [bytes(buffers[0])[:-1]]
+            return super().write(fd, short, offset)
         return super().write(fd, buffers, offset)
 
     def read(self, fd, buffers, offset):

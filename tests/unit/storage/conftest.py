@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,14 +21,18 @@ PAGE = 8192
 
 
 class FaultyIO(FileIO):
-    """Each list holds an error number per coming call: 0 = a short transfer, None = let it pass."""
+    """Each list holds an error number per coming call: 0 = a short transfer, None = let it pass.
+    Calls for segments and calls for the journal have lists of their own."""
 
     def __init__(self) -> None:
         self.writes: list[int | None] = []
         self.reads: list[int | None] = []
         self.allocations: list[int | None] = []
+        self.journal_writes: list[int | None] = []
         self.free_bytes: tuple[int, int] | None = None
         self.flushes = 0
+        self.journal_flushes = 0
+        self.others: set[int] = set()
 
     @staticmethod
     def _fault(faults, buffers):
@@ -36,22 +41,46 @@ class FaultyIO(FileIO):
             raise OSError(fault, "injected")
         return buffers[:1] if fault == 0 else buffers
 
+    def open(self, path, *, create, direct):
+        fd, bypasses = super().open(path, create=create, direct=direct)
+        (self.others.discard if direct else self.others.add)(fd)
+        return fd, bypasses
+
     def write(self, fd, buffers, offset):
+        if fd in self.others:
+            if len(self._fault(self.journal_writes, [1, 2])) == 1:
+                buffers = [buffers[0][:10]]
+            return super().write(fd, buffers, offset)
         return super().write(fd, self._fault(self.writes, buffers), offset)
 
     def read(self, fd, buffers, offset):
         return super().read(fd, self._fault(self.reads, buffers), offset)
 
     def allocate(self, fd, offset, length):
-        self._fault(self.allocations, [])
+        if fd not in self.others:
+            self._fault(self.allocations, [])
         super().allocate(fd, offset, length)
 
     def flush(self, fd):
-        self.flushes += 1
+        if fd in self.others:
+            self.journal_flushes += 1
+        else:
+            self.flushes += 1
         super().flush(fd)
 
     def free(self, folder):
         return self.free_bytes or super().free(folder)
+
+
+def limit_slots(l2, slots, *, reserve=0, durability="async"):
+    """The cap under which the tier has so many slots, beside its journal."""
+    cap = slots * l2.stride + 8192
+    for _ in range(8):
+        have = l2.limit(cap, reserve, durability)
+        if have == slots:
+            return
+        cap += (slots - have) * l2.stride
+    raise AssertionError(f"no cap for {slots} slots")
 
 
 @pytest.fixture
@@ -76,7 +105,7 @@ def make_l2(mount):
         io = io or FaultyIO()
         volume = Volume("data0", mount, "d", allow_root_filesystem=True, io=io)
         l2 = L2([volume], geometry, io=io)
-        assert l2.limit(slots * l2.stride + 8192, reserve, durability) == slots
+        limit_slots(l2, slots, reserve=reserve, durability=durability)
         # Page aligned like a real arena: O_DIRECT asks for it.
         flat = np.zeros(64 * geometry.slot_bytes + 4096, dtype=np.uint8)
         start = -flat.ctypes.data % 4096
@@ -105,7 +134,7 @@ def make_l2(mount):
 
         one = SimpleNamespace(
             l2=l2, io=io, volume=volume, arena=arena, keys=keys, sums=sums, write=write, read=read,
-            folder=volume.folder,
+            folder=volume.folder, limit=functools.partial(limit_slots, l2),
         )  # fmt: skip
         opened.append(one)
         return one

@@ -129,7 +129,7 @@ def test_another_model_after_a_restart_finds_nothing(make_core):
     other = Geometry.of_page_bytes(PAGE, 16, weights="another")
     assert again.register(0.0, other).accepted
     assert again.cache.snapshot(1.0).pages == 0
-    assert again._l2.allocated_bytes == 0
+    assert again._l2.segment_bytes == 0
 
 
 def test_a_smaller_cap_after_a_restart_holds_at_once(make_core):

@@ -78,7 +78,7 @@ def test_a_volume_leaves_at_once_though_its_drive_hangs(make_l2):
     per_segment = one.l2.per_segment
     drive.hang = threading.Event()
     drive.reached.clear()
-    one.l2.limit_slots, one.l2.cap_bytes = 3 * per_segment, 1 << 40
+    one.l2.limit_slots, one.l2.segment_cap_bytes = 3 * per_segment, 1 << 40
     writer = threading.Thread(target=one.write, args=([per_segment],), kwargs={"rows": [0]})
     writer.start()
     assert drive.reached.wait(10)

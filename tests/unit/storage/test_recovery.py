@@ -1,12 +1,16 @@
 """What a restart finds, and what it must not keep."""
 
+import dataclasses
+import errno
 import json
 
 import numpy as np
 import pytest
+import xxhash
 from kvtier_agent.cache.geometry import Geometry
 from kvtier_agent.cache.moves import MoveStatus
 from kvtier_agent.storage import recovery
+from kvtier_agent.storage.checkpoint import write_checkpoint
 from kvtier_agent.storage.volume import VolumeError
 
 
@@ -63,7 +67,21 @@ def test_sequence_numbers_go_on_after_a_restart(make_l2):
     assert found_slots(make_l2()) == [3, 1]
 
 
-def test_a_torn_or_damaged_header_is_not_found(make_l2):
+def test_no_segment_is_read(make_l2):
+    one = make_l2()
+    recovery.recover(one.l2)
+    one.write([0, 1, 2])
+
+    class Reads(type(one.io)):
+        def read(self, fd, buffers, offset):
+            done = super().read(fd, buffers, offset)
+            assert fd in self.others, "only the journal is read"
+            return done
+
+    assert found_slots(make_l2(io=Reads())) == [0, 1, 2]
+
+
+def test_a_page_that_is_damaged_is_found_and_never_served(make_l2):
     one = make_l2()
     recovery.recover(one.l2)
     one.write([0, 1, 2])
@@ -71,7 +89,152 @@ def test_a_torn_or_damaged_header_is_not_found(make_l2):
     with path.open("r+b") as file:
         file.seek(one.l2.stride + 30)
         file.write(b"\xff\xff")
-    assert found_slots(make_l2()) == [0, 2]
+    again = make_l2()
+    assert found_slots(again) == [0, 1, 2]
+    assert again.read([0, 1, 2])[0].tolist() == [MoveStatus.OK, MoveStatus.BAD_PAGE, MoveStatus.OK]
+
+
+def test_records_without_bytes_are_dropped_for_good(make_l2):
+    one = make_l2()
+    recovery.recover(one.l2)
+    one.write(range(6))
+    one.l2.close()
+    path = next(one.folder.glob("segment-*"))
+    with path.open("r+b") as file:
+        file.truncate(4 * one.l2.stride - 1)
+    again = make_l2()
+    assert found_slots(again) == [0, 1, 2]
+    recovery.keep_only(again.l2, np.array([0, 1], np.uint32))
+    again.l2.close()
+    with path.open("r+b") as file:
+        file.truncate(6 * one.l2.stride)
+    assert found_slots(make_l2()) == [0, 1], "what was dropped does not come back"
+    path.unlink()
+    assert found_slots(make_l2()) == []
+
+
+def test_a_page_that_was_given_up_stays_given_up(make_l2):
+    one = make_l2()
+    recovery.recover(one.l2)
+    one.write(range(6))
+    one.l2.punch(np.array([1, 2], np.uint32))
+    assert found_slots(make_l2()) == [0, 3, 4, 5]
+
+
+def test_segments_without_a_record_are_removed(make_l2):
+    one = make_l2()
+    recovery.recover(one.l2)
+    one.write([0])
+    stray = one.folder / "segment-00000007.kv"
+    stray.write_bytes(next(one.folder.glob("segment-00000000.kv")).read_bytes())
+    assert found_slots(make_l2()) == [0]
+    assert not stray.exists()
+
+
+def test_a_segment_that_is_made_again_has_a_new_generation(make_l2):
+    one = make_l2()
+    recovery.recover(one.l2)
+    one.write([0, 1])
+    one.l2.punch(np.arange(one.l2.per_segment, dtype=np.uint32))
+    assert not one.l2.segments
+    one.write([3])
+    assert one.l2.journals.generations == {0: 2}
+    again = make_l2()
+    assert found_slots(again) == [3]
+    assert again.l2.journals.generations == {0: 2}
+
+
+def test_an_event_that_cannot_be_recorded_is_a_page_that_is_not_stored(make_l2):
+    one = make_l2()
+    recovery.recover(one.l2)
+    one.write([0])
+    one.io.journal_writes = [errno.ENOSPC]
+    assert one.write([1])[0].tolist() == [MoveStatus.NO_SPACE]
+    one.io.journal_writes = [0]  # a short write
+    assert one.write([2])[0].tolist() == [MoveStatus.IO_ERROR]
+    assert one.write([3])[0].tolist() == [MoveStatus.OK]
+    assert found_slots(make_l2()) == [0, 3]
+
+
+def test_nothing_is_written_into_a_segment_whose_beginning_is_not_recorded(make_l2):
+    one = make_l2()
+    recovery.recover(one.l2)
+    one.io.journal_writes = [errno.EIO]
+    assert one.write([0])[0].tolist() == [MoveStatus.IO_ERROR]
+    assert not list(one.folder.glob("segment-*"))
+    assert one.write([0])[0].tolist() == [MoveStatus.OK]
+
+
+def test_what_lies_in_the_folder_is_within_the_cap_right_after_a_restart(make_l2):
+    one = make_l2(slots=40)
+    recovery.recover(one.l2)
+    for slot in range(30):
+        one.write([slot])
+    again = make_l2(slots=10)
+    recovery.keep_only(again.l2, recovery.recover(again.l2).slots[:8])
+    held = sum(p.stat().st_blocks * 512 for p in one.folder.glob("*-*"))
+    assert held == again.l2.allocated_bytes <= again.l2.cap_bytes
+
+
+def test_files_of_layout_1_are_a_cold_start(make_l2, capsys):
+    """Layout 1 had no journal: a header before each page, and version 1 in all of them."""
+    one = make_l2()
+    stale = one.folder / "segment-00000000.kv"
+    header = b"KVTIERSG" + (1).to_bytes(4, "little")
+    stale.write_bytes((header.ljust(4096, b"\0") + bytes(one.l2.slot_bytes)) * 3)
+    geometry = dataclasses.asdict(one.l2.geometry)
+    text = json.dumps({"layout": 1, "geometry": geometry}, indent=1)
+    (one.folder / "layout.json").write_text(text)
+    assert found_slots(one) == []
+    assert not stale.exists()
+    assert json.loads((one.folder / "layout.json").read_text())["layout"] == 2
+    assert "it has layout 1, this agent writes 2" in capsys.readouterr().out
+
+
+def test_a_newer_journal_is_refused_and_left_alone(make_l2):
+    one = make_l2()
+    recovery.recover(one.l2)
+    one.write([0, 1])
+    one.l2.close()
+    path = next(one.folder.glob("journal-*"))
+    data = bytearray(path.read_bytes())
+    data[8] = 9
+    data[64:72] = xxhash.xxh3_64_intdigest(bytes(data[:64])).to_bytes(8, "little")
+    path.write_bytes(data)
+    before = {p.name: p.read_bytes() for p in one.folder.iterdir()}
+    again = make_l2()
+    with pytest.raises(VolumeError, match="has journal format 9, this agent knows 1; use the"):
+        recovery.recover(again.l2)
+    assert {p.name: p.read_bytes() for p in one.folder.iterdir()} == before
+
+
+def test_a_checkpoint_takes_the_place_of_the_logs(make_l2):
+    one = make_l2()
+    recovery.recover(one.l2)
+    one.write([5])
+    (journal,) = one.l2.journals.all()
+    write_checkpoint(journal)
+    one.write([1])
+    assert sorted(p.name for p in one.folder.glob("*-*")) == [
+        "checkpoint-00000002.kv", "journal-00000002.log", "segment-00000000.kv",
+    ]  # fmt: skip
+    assert found_slots(make_l2()) == [5, 1]
+
+
+def test_a_journal_may_begin_and_end_while_the_tier_is_in_use(make_l2):
+    one = make_l2(durability="none")
+    recovery.recover(one.l2)
+    one.write([0])
+    assert not list(one.folder.glob("journal-*"))
+    one.limit(20)
+    one.write([1])
+    assert list(one.folder.glob("journal-*"))
+    one.limit(20, durability="none")
+    one.write([2])
+    assert not list(one.folder.glob("journal-*"))
+    one.limit(20, durability="sync")
+    one.write([3])
+    assert found_slots(make_l2()) == [3]
 
 
 def test_durability_none_sweeps(make_l2):
@@ -96,7 +259,10 @@ def test_orphans_are_removed(make_l2):
     again = make_l2()
     assert found_slots(again) == [0]
     names = sorted(path.name for path in one.folder.iterdir())
-    assert names == ["layout.json", "lock", "segment-00000000.kv"]
+    assert names == [
+        "journal-00000001.log", "journal-00000002.log", "layout.json", "lock",
+        "segment-00000000.kv",
+    ]  # fmt: skip
 
 
 def test_pages_of_another_geometry_are_swept(make_l2):
@@ -115,12 +281,12 @@ def test_a_newer_layout_is_refused_and_left_alone(make_l2):
     manifest = one.folder / "layout.json"
     manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "layout": 99}))
     again = make_l2()
-    with pytest.raises(VolumeError, match="has layout 99, this agent knows 1; use the newer agent"):
+    with pytest.raises(VolumeError, match="has layout 99, this agent knows 2; use the newer agent"):
         recovery.recover(again.l2)
     assert list(one.folder.glob("segment-*"))
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"layout": "x"}', '{"layout": 1}'])
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"layout": "x"}', '{"layout": 2}'])
 def test_an_unreadable_manifest_means_unknown_pages(make_l2, text):
     one = make_l2()
     recovery.recover(one.l2)
@@ -138,7 +304,7 @@ def test_the_geometry_of_the_pages_is_known_before_any_client(make_l2):
 
 
 @pytest.mark.parametrize(
-    "text", ["", "{", "[" * 100_000, "[]", '{"layout": 1, "geometry": {"x": 1}}']
+    "text", ["", "{", "[" * 100_000, "[]", '{"layout": 2, "geometry": {"x": 1}}']
 )
 def test_a_manifest_that_makes_no_sense_means_a_cold_start(make_l2, text):
     one = make_l2()

@@ -145,7 +145,7 @@ def test_a_punched_segment_goes(make_l2):
     one = make_l2()
     one.write([0, 1, 2])
     one.l2.punch(np.arange(20, dtype=np.uint32))
-    assert one.l2.allocated_bytes == 0
+    assert one.l2.segment_bytes == 0
     assert not list(one.folder.glob("segment-*"))
 
 
