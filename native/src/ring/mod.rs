@@ -40,8 +40,9 @@ struct Inner {
 ///
 /// `depth`: transfers that the kernel has at a time; `in_flight_bytes`: bytes of these (a larger
 /// transfer goes alone); `files`: files at a time; `queue`: rows that are accepted and not collected.
-/// Reads go before writes. Raises OSError where io_uring cannot be had: ENOSYS (no such kernel),
-/// EPERM or EACCES (forbidden), ENOMEM; ValueError for other arguments.
+/// Reads go before writes, of which one goes after at most sixteen reads that passed it. Raises
+/// OSError where io_uring cannot be had: ENOSYS (no such kernel), EPERM or EACCES (forbidden),
+/// ENOMEM (RLIMIT_MEMLOCK, against which the ring's queues count); ValueError for other arguments.
 ///
 /// The methods may be called from any thread. Memory of a transfer must stay untouched from
 /// `submit` until its completion was collected, whatever else happens.

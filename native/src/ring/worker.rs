@@ -1,8 +1,8 @@
 //! The thread of a ring: it alone submits and reaps.
 //!
 //! It sleeps in one system call until something completes; a poll of the event descriptor `wake` is
-//! always among what can complete, so that a command wakes it too. Reads go before writes, but one
-//! write is let through while none is under way, so that reads cannot starve writes for ever.
+//! always among what can complete, so that a command wakes it too. Reads go before writes, but at most
+//! `READS_IN_A_ROW` pass a waiting write: reads cannot starve writes for ever.
 
 use std::collections::VecDeque;
 use std::io;
@@ -14,6 +14,7 @@ use io_uring::{opcode, squeue, types};
 use super::kernel::Kernel;
 use super::requests::{Command, Operation, Request, Shared, Standing};
 
+const READS_IN_A_ROW: u32 = 16;
 const WAKE: u64 = u64::MAX;
 const CANCELLED: u64 = u64::MAX - 1;
 
@@ -46,7 +47,8 @@ pub struct Worker {
     berths: Vec<Berth>,
     free: Vec<usize>,
     bytes_in_flight: u64,
-    writes_in_flight: usize,
+    /// Reads that were started while a write waited, since the last write.
+    passed: u32,
     completed: Vec<(u64, i64)>,
     wake_armed: bool,
     closing: bool,
@@ -64,7 +66,7 @@ impl Worker {
             berths,
             free: (0..limits.depth).rev().collect(),
             bytes_in_flight: 0,
-            writes_in_flight: 0,
+            passed: 0,
             completed: Vec::new(),
             wake_armed: false,
             closing: false,
@@ -139,8 +141,8 @@ impl Worker {
             self.push(&opcode::PollAdd::new(wake, readable).build().user_data(WAKE))?;
             self.wake_armed = true;
         }
-        self.shared.complete(&mut self.completed);
         self.note();
+        self.shared.complete(&mut self.completed);
         if self.closing && self.in_flight() == 0 {
             return Ok(());
         }
@@ -154,8 +156,8 @@ impl Worker {
             Err(error) => return Err(error),
         }
         self.reap();
-        self.shared.complete(&mut self.completed);
         self.note();
+        self.shared.complete(&mut self.completed);
         Ok(())
     }
 
@@ -227,9 +229,9 @@ impl Worker {
     /// Hand over what the limits allow.
     fn admit(&mut self) -> io::Result<()> {
         while let Some(&index) = self.free.last() {
-            let write = self.reads.is_empty() || self.writes_in_flight == 0;
-            let queue =
-                if write && !self.writes.is_empty() { &mut self.writes } else { &mut self.reads };
+            let write =
+                !self.writes.is_empty() && (self.reads.is_empty() || self.passed >= READS_IN_A_ROW);
+            let queue = if write { &mut self.writes } else { &mut self.reads };
             let Some(&request) = queue.front() else { break };
             let bytes = request.bytes();
             let after = self.bytes_in_flight.saturating_add(bytes);
@@ -237,6 +239,7 @@ impl Worker {
                 break;
             }
             queue.pop_front();
+            self.passed = if write || self.writes.is_empty() { 0 } else { self.passed + 1 };
             let mut vector = Box::new([part_of_nothing(), part_of_nothing()]);
             let Some(entry) = self.kernel.entry(&request, &mut vector) else {
                 self.completed.push((request.tag, -i64::from(libc::EBADF)));
@@ -248,7 +251,6 @@ impl Worker {
             let entry = entry.user_data(name(index, berth.generation));
             berth.flight = Some(Flight { request, vector });
             self.bytes_in_flight += bytes;
-            self.writes_in_flight += usize::from(request.operation != Operation::Read);
             self.push(&entry)?;
         }
         Ok(())
@@ -274,7 +276,6 @@ impl Worker {
                         drop(vector);
                         self.free.push(index);
                         self.bytes_in_flight -= request.bytes();
-                        self.writes_in_flight -= usize::from(request.operation != Operation::Read);
                         self.completed.push((request.tag, i64::from(completion.result())));
                     }
                 }
