@@ -11,8 +11,9 @@ again for what was prepared for it.
 L0 on a machine without a device (`cpu`) is a second such file, and the same code runs. On `cuda` it
 is device memory in chunks, exported by CUDA IPC handles, one per chunk (`arena_cuda`).
 
-Every arena is a fresh file: one left behind by a killed agent is unlinked first, so whoever still
-maps it writes into memory that nobody reads.
+An arena is a fresh file, or the one of the process before (`KeptFile`), so that its pages outlive
+an agent. Whoever still maps that one may write into it: what is read is checked against its
+checksum by the reader, as always.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ import ctypes
 import errno
 import mmap
 import os
+import stat
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +36,7 @@ from kvtier_agent.cache.geometry import ALIGNMENT, align_up
 MADV_COLLAPSE = 25
 HUGE_PAGE = 2 << 20
 BACK_STEP = 64 << 20
+ARENA_MODE = 0o660
 FALLOC_FL_KEEP_SIZE = 1
 FALLOC_FL_PUNCH_HOLE = 2
 
@@ -70,17 +74,65 @@ def runs(slots: NDArray[np.uint32]) -> list[tuple[int, int]]:
     return [(int(order[a]), int(b - a)) for a, b in zip(starts, ends, strict=True)]
 
 
+@dataclass(frozen=True, slots=True)
+class KeptFile:
+    """The file of the process before, as it described it. `size_bytes`: it is at least that long;
+    `backed_bytes`: from the start, surely with memory behind them."""
+
+    inode: int
+    size_bytes: int
+    backed_bytes: int
+
+
+def check_ours(status: os.stat_result, mode: int, gid: int | None) -> str:
+    """Why an open file is not as this process would have made it; empty if it is."""
+    if not stat.S_ISREG(status.st_mode) or status.st_nlink != 1:
+        return "it is no regular file of one name"
+    if status.st_uid != os.geteuid():
+        return f"it belongs to user {status.st_uid}"
+    if stat.S_IMODE(status.st_mode) != mode:
+        return f"its mode is {stat.S_IMODE(status.st_mode):o}, not {mode:o}"
+    if gid is not None and status.st_gid != gid:
+        return f"it belongs to group {status.st_gid}, not {gid}"
+    return ""
+
+
 class ShmArena:
     """One shared-memory file. `kind` is `shm`; clients map `path` read-write (mode 0660)."""
 
     kind = "shm"
 
     def __init__(
-        self, path: Path, maximum_bytes: int, *, mode: int = 0o660, gid: int | None = None
+        self,
+        path: Path,
+        maximum_bytes: int,
+        *,
+        mode: int = ARENA_MODE,
+        gid: int | None = None,
+        kept: KeptFile | None = None,
     ) -> None:
-        """A new sparse file of `maximum_bytes` (rounded up to 4096). Raises ArenaError."""
+        """A new sparse file of `maximum_bytes` (rounded up to 4096) in place of what is there, or
+        `kept`, grown to that. Raises ArenaError; a kept file that is not ours is left alone."""
         self.path = path
         self.size_bytes = align_up(max(maximum_bytes, ALIGNMENT))
+        self._first = 0
+        self.on_backed: Callable[[int], None] = lambda _: None
+        """Called with the bytes from the start that surely have memory behind them: before they
+        become fewer, after they became more."""
+        self.fd = self._make(mode, gid) if kept is None else self._reopen(kept, mode, gid)
+        try:
+            self._map = mmap.mmap(self.fd, self.size_bytes, mmap.MAP_SHARED)
+        except OSError as error:
+            raise self._given_up(error) from error
+        self.inode = os.fstat(self.fd).st_ino
+        self.bytes = np.frombuffer(self._map, dtype=np.uint8)
+        """Bytes at the start that have memory behind them, while there are no slots."""
+        self._backed: NDArray[np.bool_] | None = None
+        """The same per slot, from the first call that names slots on."""
+        self._slot_bytes = 0
+
+    def _make(self, mode: int, gid: int | None) -> int:
+        path = self.path
         try:
             path.unlink(missing_ok=True)
             self.fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
@@ -91,19 +143,42 @@ class ShmArena:
             if gid is not None:
                 os.fchown(self.fd, -1, gid)
             os.fchmod(self.fd, mode)
-            self._map = mmap.mmap(self.fd, self.size_bytes, mmap.MAP_SHARED)
         except OSError as error:
-            os.close(self.fd)
             path.unlink(missing_ok=True)
-            raise ArenaError(
-                f"cannot make the arena {path} of {self.size_bytes} bytes: {error.strerror}"
-            ) from error
-        self.bytes = np.frombuffer(self._map, dtype=np.uint8)
-        self._first = 0
-        """Bytes at the start that have memory behind them, while there are no slots."""
-        self._backed: NDArray[np.bool_] | None = None
-        """The same per slot, from the first call that names slots on."""
-        self._slot_bytes = 0
+            raise self._given_up(error) from error
+        return self.fd
+
+    def _reopen(self, kept: KeptFile, mode: int, gid: int | None) -> int:
+        path = self.path
+        try:
+            self.fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except OSError as error:
+            raise ArenaError(f"cannot open the arena {path}: {error.strerror}") from error
+        status = os.fstat(self.fd)
+        problem = check_ours(status, mode, gid)
+        if not problem and status.st_ino != kept.inode:
+            problem = "it is another file than the page table was made for"
+        if not problem and (status.st_size < kept.size_bytes or status.st_size % ALIGNMENT):
+            problem = f"it has {status.st_size} bytes, not {kept.size_bytes}"
+        if problem:
+            os.close(self.fd)
+            raise ArenaError(f"the arena {path.name} is not taken over: {problem}")
+        try:
+            if status.st_size < self.size_bytes:
+                os.ftruncate(self.fd, self.size_bytes)
+        except OSError as error:
+            raise self._given_up(error) from error
+        self.size_bytes = max(self.size_bytes, status.st_size)
+        if status.st_blocks * 512 >= kept.backed_bytes:
+            self._first = min(kept.backed_bytes, self.size_bytes) // ALIGNMENT * ALIGNMENT
+        return self.fd
+
+    def _given_up(self, error: OSError) -> ArenaError:
+        os.close(self.fd)
+        self.fd = -1
+        return ArenaError(
+            f"cannot make the arena {self.path} of {self.size_bytes} bytes: {error.strerror}"
+        )
 
     def rows(self, slot_bytes: int) -> NDArray[np.uint8]:
         """The arena as (slots, slot_bytes), for batched copies. Rows without memory behind them
@@ -152,10 +227,35 @@ class ShmArena:
                 punch_hole(self.fd, first * slot_bytes, count * slot_bytes)
             raise
         backed[slots] = True
+        self._tell()
+
+    def keep_slots(self, slots: NDArray[np.uint32], slot_bytes: int) -> int:
+        """A kept file's slots with pages, before any other call that names slots: memory is behind
+        them, and behind nothing else past the bytes that surely have it. How many slots those
+        bytes are. Raises ArenaError."""
+        whole = self._first // slot_bytes
+        backed = self._slots_backed(slot_bytes)
+        self.back_slots(slots, slot_bytes)
+        for first, count in runs(np.flatnonzero(~backed[whole:]).astype(np.uint32)):
+            punch_hole(self.fd, (whole + first) * slot_bytes, count * slot_bytes)
+        punch_hole(self.fd, backed.size * slot_bytes, self.size_bytes)
+        return whole
+
+    @property
+    def backed_prefix(self) -> int:
+        """Bytes from the start that surely have memory behind them."""
+        if self._backed is None:
+            return self._first
+        whole = self._backed.size if self._backed.all() else int(self._backed.argmin())
+        return whole * self._slot_bytes
+
+    def _tell(self) -> None:
+        self.on_backed(self.backed_prefix)
 
     def punch(self, slots: NDArray[np.uint32], slot_bytes: int) -> None:
         """Give the memory behind these slots back."""
         self._slots_backed(slot_bytes)[slots] = False
+        self._tell()
         for first, count in runs(slots):
             punch_hole(self.fd, first * slot_bytes, count * slot_bytes)
 
@@ -173,6 +273,7 @@ class ShmArena:
             gaps = np.flatnonzero(~self._backed)
             whole = int(gaps[0]) if gaps.size else self._backed.size
             self._first, self._backed = whole * self._slot_bytes, None
+            self._tell()
             punch_hole(self.fd, self._first, self.size_bytes - self._first)
 
     def back_first(self, length: int, progress: Progress = unseen) -> None:
@@ -180,12 +281,14 @@ class ShmArena:
         if length > self._first:
             self.back(self._first, length - self._first, progress)
             self._first = length
+            self._tell()
 
     def keep_first(self, length: int) -> None:
         """Give back the memory behind all but the first `length` bytes, before there are slots."""
         start = align_up(length)
         if start < self._first:
             self._first = start
+            self._tell()
             punch_hole(self.fd, start, self.size_bytes - start)
 
     def collapse(self, length: int, progress: Progress = unseen) -> bool:
@@ -208,12 +311,14 @@ class ShmArena:
         """Memory behind the file right now."""
         return os.fstat(self.fd).st_blocks * 512
 
-    def close(self) -> None:
-        """Remove the file; clients that mapped it keep their mapping."""
+    def close(self, *, keep: bool = False) -> None:
+        """Remove the file, or leave it to the next process (`keep`). Clients that mapped it keep
+        their mapping."""
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1
-            self.path.unlink(missing_ok=True)
+            if not keep:
+                self.path.unlink(missing_ok=True)
 
 
 def tensor_of(arena: ShmArena, slot_bytes: int) -> Any:

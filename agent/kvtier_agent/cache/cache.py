@@ -18,16 +18,17 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from kvtier_agent.cache import adoption
 from kvtier_agent.cache.geometry import Geometry
 from kvtier_agent.cache.identity import NO_PARENT, KeyArray
 from kvtier_agent.cache.leases import LeaseBook
 from kvtier_agent.cache.loads import Loads
 from kvtier_agent.cache.moves import Move, Outcome
 from kvtier_agent.cache.outcomes import Outcomes
-from kvtier_agent.cache.page_table import PageTable, TableError
+from kvtier_agent.cache.page_table import PageTable
 from kvtier_agent.cache.pressure import Level, lines
 from kvtier_agent.cache.puts import Puts
-from kvtier_agent.cache.record import NO_ROW, NO_SLOT, TIER_OF_STATE, Flag, State, as_u64_pairs
+from kvtier_agent.cache.record import NO_ROW, NO_SLOT, TIER_OF_STATE, Rows, State
 from kvtier_agent.cache.results import (
     MISS,
     U8,
@@ -40,7 +41,7 @@ from kvtier_agent.cache.results import (
     Ticket,
 )
 from kvtier_agent.cache.settings import Behaviour, Budgets, CacheSettings
-from kvtier_agent.cache.shelves import HAS_L2, Shelves
+from kvtier_agent.cache.shelves import Shelves
 from kvtier_agent.cache.snapshot import take_snapshot
 from kvtier_agent.cache.traffic import Traffic
 from kvtier_agent.cache.worth import Worth
@@ -351,34 +352,14 @@ class Cache:
         slots: NDArray[np.uint32],
     ) -> NDArray[np.bool_]:
         """Pages found in L2 at start, oldest first; before any client. True: taken in."""
-        table, shelves = self.table, self.shelves
-        pairs = as_u64_pairs(keys)
-        # Of a key found twice the newest counts.
-        _, lasts = np.unique(pairs[::-1], axis=0, return_index=True)
-        taken = np.zeros(len(pairs), dtype=bool)
-        taken[len(pairs) - 1 - lasts] = True
-        taken[taken] = table.find(pairs[taken]) == NO_ROW
-        room = table.max_pages - table.pages
-        taken &= np.cumsum(taken) <= room
-        taken[taken] = shelves.pools[2].claim(slots[taken])
-        try:
-            rows = table.insert(keys[taken])
-        except TableError:  # no memory for their records: they are not kept
-            shelves.pools[2].give(slots[taken])
-            return np.zeros_like(taken)
-        with table.changing(rows):
-            table.parent[rows] = as_u64_pairs(parents)[taken]
-            table.parent_row[rows] = table.lookup(parents[taken])
-            table.depth[rows] = depths[taken]
-            table.checksum[rows] = checksums[taken]
-            table.size[rows] = self.geometry.page_bytes
-            table.last_access[rows] = 0.0
-            table.l2_slot[rows] = slots[taken]
-            table.tiers[rows] = HAS_L2
-            table.flags[rows] = np.uint8(Flag.L2_CLEAN)
-        table.set_state(rows, State.IN2)
-        shelves.stamp(rows)
-        return taken
+        size = self.geometry.page_bytes
+        return adoption.adopt(self.shelves, size, keys, parents, depths, checksums, slots)
+
+    def take_over(self, rows: Rows, names: list[str], backed: tuple[int, int]) -> None:
+        """Pages of the process before, already in the table, in L1; right after construction. See
+        `adoption.take_over`."""
+        adoption.take_over(self.shelves, rows, names, backed)
+        self.traffic.high1 = self.traffic.low1 = self.shelves.pools[1].limit
 
     def lose_segments(self, now: float, segments: set[int], per_segment: int) -> None:
         """These segments of L2 are gone with their volume, and so are the copies in them. What is

@@ -91,6 +91,23 @@ class FrozenBook:
         ordinary: Rows = rows[was & ~table.has(rows, Flag.EXEMPT)]
         return ordinary
 
+    @property
+    def names(self) -> list[str]:
+        """Of the numbers in the records, from 1 on."""
+        return sorted(self._ids, key=self._ids.__getitem__)
+
+    def take_over(self, names: list[str], rows: Rows, table: PageTable) -> None:
+        """Pages of the process before carry numbers under these names; ordinary ones until
+        `configure`. Numbers without a name are none."""
+        self._ids = {name: number for number, name in enumerate(names, 1)}
+        numbers = table.frozen[rows]
+        table.frozen[rows[numbers > len(names)]] = 0
+        counts = np.bincount(table.frozen[rows], minlength=len(names) + 1)
+        self._prefixes = {
+            number: _Prefix(0, 0, ordinary=int(counts[number]), listed=False)
+            for number in self._ids.values()
+        }
+
     def _claim_listed(self, table: PageTable) -> None:
         """Pages that were held before their key was listed; `configure` counts them."""
         if not self._by_key:

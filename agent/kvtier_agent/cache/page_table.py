@@ -1,6 +1,9 @@
 """The page table: one record per page and an index over their keys, in one shared file.
 
-    header (4096) | records: max_pages x 128 | index: 4 x max_pages x u32
+    header (8192) | records: max_pages x 128 | index: 4 x max_pages x u32
+
+The header says in notes (`table_notes`) what the records mean. A new table is made under another
+name and published whole, in place of what an earlier process left there.
 
 The file is sparse at its largest size and never changes its length, so a reader maps it once; the
 part in use is backed by `posix_fallocate` before it is touched (a full tmpfs is an error, never a
@@ -35,15 +38,18 @@ from kvtier_agent.cache.record import (
     State,
     as_u64_pairs,
     check_transition,
+    seals,
 )
+from kvtier_agent.cache.table_notes import Place, write_note
 
 MAGIC = b"KVTIERPT"
-LAYOUT_VERSION = 1
-HEADER_BYTES = 4096
+LAYOUT_VERSION = 2
+HEADER_BYTES = 8192
 INDEX_PER_PAGE = 4  # room for a power of two that keeps the index at most half full
 EMPTY = 0xFFFFFFFF
 TOMB = 0xFFFFFFFE
 FIRST_CAPACITY = 4096
+TABLE_MODE = 0o640
 
 HEADER = np.dtype(
     [
@@ -56,6 +62,9 @@ HEADER = np.dtype(
         ("index_slots", "<u8"),  # power of two
         ("index_seq", "<u8"),
         ("pages", "<u8"),
+        # Bytes from the start of each arena that surely have memory behind them.
+        ("l0_backed", "<u8"),
+        ("l1_backed", "<u8"),
     ]
 )
 
@@ -132,6 +141,7 @@ class PageTable(TableView):
     last_access: NDArray[np.float64]
     demoted_at: NDArray[np.float64]
     touch: NDArray[np.uint64]
+    seal: NDArray[np.uint64]
     seq: NDArray[np.uint32]
 
     def __init__(
@@ -140,24 +150,32 @@ class PageTable(TableView):
         *,
         max_pages: int = 1 << 20,
         boot_id: bytes = bytes(16),
-        mode: int = 0o640,
+        mode: int = TABLE_MODE,
         gid: int | None = None,
+        publish: bool = True,
     ) -> None:
-        """A new, empty table at `path` (replacing what is there), or in private memory."""
+        """A new, empty table in private memory, or at `path` from `publish` on (here, unless told
+        otherwise). Raises TableError, OSError."""
         self.path = path
+        self._draft: Path | None = None
         size = table_bytes(max_pages)
         self._fd = -1
         if path is None:
             buffer = mmap.mmap(-1, size)
         else:
-            path.unlink(missing_ok=True)
-            self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-            os.ftruncate(self._fd, size)
-            if gid is not None:
-                os.fchown(self._fd, -1, gid)
-            os.fchmod(self._fd, mode)
-            self._back(0, HEADER_BYTES)
-            buffer = mmap.mmap(self._fd, size)
+            draft = self._draft = path.with_name(path.name + ".new")
+            draft.unlink(missing_ok=True)
+            self._fd = os.open(draft, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+            try:
+                os.ftruncate(self._fd, size)
+                if gid is not None:
+                    os.fchown(self._fd, -1, gid)
+                os.fchmod(self._fd, mode)
+                self._back(0, HEADER_BYTES)
+                buffer = mmap.mmap(self._fd, size)
+            except BaseException:
+                self.close()
+                raise
         super().__init__(buffer, max_pages)
         header = self.header
         header["layout_version"] = LAYOUT_VERSION
@@ -169,8 +187,24 @@ class PageTable(TableView):
         self._tombs = 0
         self.pages = 0
         self.capacity = 0
-        self._grow(min(FIRST_CAPACITY, max_pages))
-        header["magic"] = MAGIC  # last: a reader that sees it finds the rest
+        try:
+            self._grow(min(FIRST_CAPACITY, max_pages))
+        except TableError:
+            self.close()
+            raise
+        header["magic"] = MAGIC
+        if publish:
+            self.publish()
+
+    def publish(self) -> None:
+        """Show the table at its path, in place of what is there."""
+        if self._draft is not None and self.path is not None:
+            self._draft.replace(self.path)
+            self._draft = None
+
+    def note(self, place: Place, value: Any) -> bool:
+        """Replace a note in the header; False where it is too long (`table_notes`)."""
+        return write_note(self._buffer, place, value)
 
     @property
     def used_bytes(self) -> int:
@@ -254,6 +288,12 @@ class PageTable(TableView):
         finally:
             self.seq[rows] += np.uint32(1)
 
+    def vouch(self, rows: Rows, checksums: NDArray[np.uint64]) -> None:
+        """What the bytes of these pages are, for good; key, parent, size and depth are set. Inside
+        `changing`."""
+        self.checksum[rows] = checksums
+        self.seal[rows] = seals(self.records[rows])
+
     def has(self, rows: Rows, flag: Flag) -> NDArray[np.bool_]:
         set_: NDArray[np.bool_] = (self.flags[rows] & np.uint8(flag)) != 0
         return set_
@@ -268,13 +308,15 @@ class PageTable(TableView):
         """All rows that hold a page or a reservation."""
         return np.flatnonzero(self.state[: self.capacity] != State.FREE).astype(np.uint32)
 
-    def close(self) -> None:
-        """Remove the file. Readers that mapped it keep what they see."""
+    def close(self, *, keep: bool = False) -> None:
+        """Remove the file, or leave it to the next process (`keep`). Readers that mapped it keep
+        what they see."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
-            if self.path is not None:
-                self.path.unlink(missing_ok=True)
+            path = self._draft or (None if keep else self.path)
+            if path is not None:
+                path.unlink(missing_ok=True)
 
     def _link(self, rows: Rows) -> None:
         mask = np.uint64(int(self.header["index_slots"][0]) - 1)

@@ -53,6 +53,7 @@ RECORD = np.dtype(
             "last_access",
             "demoted_at",
             "touch",
+            "seal",
         ],
         "formats": [
             "<u4",  # seq: seqlock, odd while changing
@@ -77,10 +78,11 @@ RECORD = np.dtype(
             "<f8",  # last_access: seconds, the cache's clock
             "<f8",  # demoted_at: seconds, 0 = never
             "<u8",  # touch: stamp of the last touch, unique
+            "<u8",  # seal: over what never changes after commit; see `seals`
         ],
         "offsets": [
             *(0, 4, 5, 6, 7, 8, 24, 40, 48, 52, 56, 60, 64, 68, 72, 76, 80, 84, 86),
-            *(88, 96, 104),
+            *(88, 96, 104, 112),
         ],
         "itemsize": 128,
     }
@@ -116,7 +118,8 @@ class Flag(IntEnum):
 
 
 TRANSITIONS: dict[State, tuple[State, ...]] = {
-    State.FREE: (State.WRITING, State.IN2),  # reserve; found on a volume at start
+    # reserve; taken over from the process before; found on a volume at start
+    State.FREE: (State.WRITING, State.IN1, State.IN2),
     State.WRITING: (State.IN0, State.IN1, State.FREE),  # commit; abort
     State.IN0: (State.DOWN01, State.FREE),
     State.DOWN01: (State.IN1, State.IN0, State.FREE),  # done; failed or pinned meanwhile; doomed
@@ -163,6 +166,21 @@ def check_transition(old: NDArray[np.uint8], new: State) -> None:
     if not allowed.all():
         bad = State(int(old[np.flatnonzero(~allowed)[0]]))
         raise StateError(f"{bad.name} -> {new.name} is not an allowed transition")
+
+
+def seals(records: NDArray[Any]) -> NDArray[np.uint64]:
+    """Of each record a hash over key, parent, checksum, size and depth, which are what they are
+    from commit on. A record whose `seal` differs was damaged: its key may not belong to its
+    checksum any more. FNV-1a over 64-bit words, with a shift so that high bits count."""
+    mixed = np.full(len(records), 0xCBF29CE484222325, dtype=np.uint64)
+    key, parent = records["key"], records["parent"]
+    for word in (
+        *(key[:, 0], key[:, 1], parent[:, 0], parent[:, 1], records["checksum"]),
+        records["size"].astype(np.uint64) | records["depth"].astype(np.uint64) << np.uint64(32),
+    ):
+        mixed = (mixed ^ word) * np.uint64(0x100000001B3)
+        mixed ^= mixed >> np.uint64(29)
+    return mixed
 
 
 def as_u64_pairs(keys: NDArray[Any]) -> NDArray[np.uint64]:

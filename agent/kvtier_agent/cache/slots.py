@@ -109,6 +109,20 @@ class SlotPool:
         self._taken[taken] = True
         return ok
 
+    def take_over(self, used: Slots, backed: int) -> None:
+        """A fresh pool of a tier that has pages already: the distinct positions `used` are taken,
+        the rest of the first `backed` positions have memory behind them and are free. The limit is
+        what there is, until `set_limit`."""
+        self._next = max(int(used.max()) + 1 if used.size else 0, backed)
+        taken = np.zeros(self._next, dtype=bool)
+        taken[used] = True
+        self._push(np.flatnonzero(~taken[:backed])[::-1].astype(np.uint32))
+        self._taken = taken if taken.size > self._taken.size else self._taken
+        self._taken[used] = True
+        self._holes = (backed + np.flatnonzero(~taken[backed:])).tolist()
+        self.used = int(used.size)
+        self.limit = self.used + self.free_count
+
     def take_punches(self) -> Slots:
         """Positions whose memory is to be given back; call `punched` when that is done."""
         if not self._to_punch:

@@ -21,11 +21,11 @@ from collections.abc import Callable
 
 from kvtier_agent.cache.arena import ArenaError, Progress, ShmArena, unseen
 from kvtier_agent.cache.arena_cuda import CudaArena
-from kvtier_agent.cache.cache import Cache
+from kvtier_agent.cache.cache import NO_BUDGETS, Cache
 from kvtier_agent.cache.geometry import ALIGNMENT, Geometry
 from kvtier_agent.cache.identity import KEY_VERSION
 from kvtier_agent.cache.moves import Move, MoveKind, Outcome
-from kvtier_agent.cache.page_table import LAYOUT_VERSION, PageTable, TableError
+from kvtier_agent.cache.page_table import LAYOUT_VERSION
 from kvtier_agent.cache.results import Registration, Ticket
 from kvtier_agent.cache.settings import Behaviour, Budgets
 from kvtier_agent.storage import recovery
@@ -42,6 +42,7 @@ from kvtier_agent.storage.settings import (
     arena_infos,
     as_core_error,
 )
+from kvtier_agent.storage.shared_memory import SharedMemory
 from kvtier_agent.storage.volume import Volume, VolumeError
 
 __all__ = ["ArenaInfo", "Core", "CoreError", "CoreSettings", "Layout"]
@@ -58,7 +59,7 @@ class Core:
         io: FileIO | None = None,
         start: Start | None = None,
     ) -> None:
-        """`start`: `Supervisor.start`, for the mover's threads; without it they run on their own.
+        """`start`: `Supervisor.start`, for the mover and checkpoints; without it they run alone.
         `wake`: called on a mover thread when an outcome waits; thread-safe and cheap.
         Raises CoreError when the arena or the table cannot be made."""
         self.settings = settings
@@ -66,25 +67,13 @@ class Core:
         self.on_outcome: Callable[[float, Move, Outcome], None] = lambda *_: None
         allow_many_files()
         self._preparing = threading.Lock()
-        self.nvme = NvmeTier(settings, io or FileIO())
+        self.nvme = NvmeTier(settings, io or FileIO(), start)
         self._prepared: tuple[Behaviour, Budgets] | None = None
-        folder, name = settings.arena_folder, settings.domain
-        try:
-            self.table = PageTable(
-                settings.table_path,
-                max_pages=settings.cache.max_pages,
-                boot_id=self.boot_id,
-                gid=settings.gid,
-            )
-            self._l1 = ShmArena(folder / f"{name}.l1", settings.maximum_l1_bytes, gid=settings.gid)
-            self._l0: ShmArena | CudaArena | None = None
-            if settings.device == "cpu":
-                self._l0 = ShmArena(
-                    folder / f"{name}.l0", settings.maximum_l0_bytes, gid=settings.gid
-                )
-        except (ArenaError, TableError, OSError) as error:
-            raise CoreError(f"domain {name}: {error}", "SharedMemory") from error
-        self.cache = Cache(self.table, settings=settings.cache)
+        self.memory = SharedMemory(settings, self.boot_id)
+        self.table = self.memory.table
+        self._l1 = self.memory.l1
+        self._l0: ShmArena | CudaArena | None = self.memory.l0
+        self.cache = self.memory.new_cache()
         self._copier = Copier()
         self._copier.l0, self._copier.l1 = self._l0, self._l1
         self._mover: Mover | SyncMover = (
@@ -127,6 +116,7 @@ class Core:
         self._prepared = None
         cache = self.cache
         if cache.shaped:
+            self._need_device(cache.geometry)
             self._back_slots(cache.geometry, budgets)
             try:
                 self._change_volumes(now, behaviour, budgets, cache.geometry)
@@ -138,6 +128,7 @@ class Core:
                     arena.keep_first(size)
         slots = self._limit_l2(behaviour, budgets)
         cache.reconfigure(now, behaviour, budgets, l2_slots=slots)
+        self.memory.name_frozen(cache.shelves.frozen.names)
         if cache.shaped:
             self._take_in()
 
@@ -145,6 +136,7 @@ class Core:
         """Cache thread: a client's geometry; the first one lays out slots and opens L2.
         Raises CoreError when memory or a volume fails just then."""
         if self.cache.shaped:
+            self._need_device(self.cache.geometry)
             return self.cache.register(now, geometry)
         try:
             return self._shape(now, geometry)
@@ -156,12 +148,8 @@ class Core:
         """Make slots for pages of this geometry. Raises CoreError, half way."""
         cache = self.cache
         budgets, behaviour = cache.budgets, cache.behaviour
+        self._need_device(geometry)
         try:
-            if self._l0 is None:
-                self._l0 = CudaArena(
-                    self.settings.device, self.settings.maximum_l0_bytes, geometry.slot_bytes
-                )
-                self._copier.l0 = self._l0
             if budgets.l2_bytes:
                 self._change_volumes(now, behaviour, budgets, geometry)
         except (VolumeError, ArenaError, OSError) as error:
@@ -169,12 +157,27 @@ class Core:
         cache.l2_slots = self._limit_l2(behaviour, budgets)
         cache.geometry = geometry
         for pool, arena in zip(cache.shelves.pools, (self._l0, self._l1), strict=False):
+            assert arena is not None
             pool.maximum = arena.size_bytes // geometry.slot_bytes
         self._back_slots(geometry, budgets)
+        self.memory.describe(geometry)
         answer = cache.register(now, geometry)
+        self.memory.name_frozen(cache.shelves.frozen.names)
         if budgets.l2_bytes:  # else a revision that wants L2 may be on its way, and takes it in
             self._take_in()
         return answer
+
+    def _need_device(self, geometry: Geometry) -> None:
+        """Memory on a device, where L0 is to lie there: made for slots of this size."""
+        if self._l0 is not None:
+            return
+        settings = self.settings
+        try:
+            arena = CudaArena(settings.device, settings.maximum_l0_bytes, geometry.slot_bytes)
+        except ArenaError as error:
+            raise as_core_error(error) from error
+        self._l0 = self._copier.l0 = arena
+        self.cache.shelves.pools[0].maximum = arena.size_bytes // geometry.slot_bytes
 
     def reshape(self, now: float, geometry: Geometry) -> Registration:
         """Cache thread: the engines of the geometry in use are gone, and one of another has come.
@@ -275,6 +278,8 @@ class Core:
         moves = self.cache.take_moves()
         if moves:
             self._mover.submit(moves)
+        if self.settings.synchronous:
+            self.nvme.tend()
 
     def collect(self, now: float) -> list[Ticket]:
         """Cache thread, after a wake-up: feed outcomes to the cache; tickets finished by them."""
@@ -302,11 +307,19 @@ class Core:
         """Do all mover threads run? For health."""
         return self._mover.alive()
 
-    def close(self) -> None:
-        """Stop the mover, release locks, remove arena files. L2 stays as durability says."""
+    def drop(self, now: float) -> None:
+        """Cache thread: drop every page that nobody holds. With no revision in force, of what an
+        earlier process left the memory goes too."""
+        cache = self.cache
+        cache.drop_all(now)
+        if cache.budgets == NO_BUDGETS and cache.shelves.pools[1].limit:
+            cache.reconfigure(now, cache.behaviour, NO_BUDGETS)
+
+    def close(self) -> bool:
+        """Stop the mover, release locks. L2 stays as durability says, L1 if `keep_memory` is on and
+        it has pages: then True."""
         self._mover.close()
         self.nvme.close()
-        for arena in (self._l0, self._l1):
-            if arena is not None:
-                arena.close()
-        self.table.close()
+        if isinstance(self._l0, CudaArena):
+            self._l0.close()
+        return self.memory.close()

@@ -46,6 +46,8 @@ class CoreSettings:
     """Threads that move pages, 2 to 64; one is always free for reads."""
     synchronous: bool = False
     """Moves are executed inside `pump`, on the caller's thread. For tests and measurements."""
+    keep_memory: bool = True
+    """Leave the pages of L1 in shared memory when `Core` is closed, for the next process."""
     cache: CacheSettings = field(default_factory=CacheSettings)
 
 

@@ -24,6 +24,7 @@ def make_core(mount):
     made = []
 
     def build(synchronous=True, maximum=256, **options):
+        options.setdefault("keep_memory", False)  # L1 over a restart: test_warm_restart.py
         for name in ("data0", "data1", "arena"):
             (mount / name).mkdir(exist_ok=True)
         core = Core(

@@ -31,7 +31,7 @@ def make_core(mount):
             CoreSettings(
                 "d", mount / "arena", mount / "arena" / "d.table", {"data0": mount / "data0"},
                 maximum * PAGE, maximum * PAGE, allow_root_filesystem=True, synchronous=True,
-                cache=CacheSettings(max_pages=4096),
+                keep_memory=False, cache=CacheSettings(max_pages=4096),
             ),
             io=io,
         )  # fmt: skip

@@ -51,7 +51,7 @@ def prepare(mounts):
                 "d", mounts / "arena", mounts / "arena" / "d.table",
                 {name: mounts / name for name in ("data0", "data1")},
                 1 << 20, 1 << 20, allow_root_filesystem=True, synchronous=True,
-                cache=CacheSettings(max_pages=4096),
+                keep_memory=False, cache=CacheSettings(max_pages=4096),
             )
         )  # fmt: skip
         made.append(core)

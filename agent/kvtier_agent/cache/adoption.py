@@ -1,0 +1,127 @@
+"""Pages that were there before the cache: in L2, found by recovery, and in L1, of the process
+before. Before any client; both rebuild the links of chains, and believe no index."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvtier_agent.cache.identity import KeyArray
+from kvtier_agent.cache.page_table import PageTable, TableError
+from kvtier_agent.cache.record import (
+    NO_ROW,
+    NO_SLOT,
+    Flag,
+    Rows,
+    State,
+    as_bytes_keys,
+    as_u64_pairs,
+)
+from kvtier_agent.cache.results import U64
+from kvtier_agent.cache.shelves import HAS_L2, Shelves
+from kvtier_agent.cache.warm import HAS_L1, Survivors
+
+Taken = NDArray[np.bool_]
+
+
+def adopt(
+    shelves: Shelves,
+    page_bytes: int,
+    keys: KeyArray,
+    parents: KeyArray,
+    depths: NDArray[np.uint32],
+    checksums: U64,
+    slots: NDArray[np.uint32],
+) -> Taken:
+    """Pages found in L2, oldest first. True: taken in. Of a page that is in L1 already the copy is
+    taken in if it is the same page, to the byte as far as checksums tell."""
+    table = shelves.table
+    pairs = as_u64_pairs(keys)
+    # Of a key found twice the newest counts.
+    _, lasts = np.unique(pairs[::-1], axis=0, return_index=True)
+    newest = np.zeros(len(pairs), dtype=bool)
+    newest[len(pairs) - 1 - lasts] = True
+    held = table.find(pairs)
+    copies = _take_copies(shelves, held, newest & (held != NO_ROW), checksums, slots)
+    taken = newest & (held == NO_ROW)
+    room = table.max_pages - table.pages
+    taken &= np.cumsum(taken) <= room
+    taken[taken] = shelves.pools[2].claim(slots[taken])
+    try:
+        rows = table.insert(keys[taken])
+    except TableError:  # no memory for their records: they are not kept
+        shelves.pools[2].give(slots[taken])
+        return copies
+    with table.changing(rows):
+        table.parent[rows] = as_u64_pairs(parents)[taken]
+        table.parent_row[rows] = table.lookup(parents[taken])
+        table.depth[rows] = depths[taken]
+        table.size[rows] = page_bytes
+        table.vouch(rows, checksums[taken])
+        table.last_access[rows] = 0.0
+        table.l2_slot[rows] = slots[taken]
+        table.tiers[rows] = HAS_L2
+        table.flags[rows] = np.uint8(Flag.L2_CLEAN)
+    table.set_state(rows, State.IN2)
+    shelves.stamp(rows)
+    both: Taken = taken | copies
+    return both
+
+
+def _take_copies(
+    shelves: Shelves,
+    held: Rows,
+    which: Taken,
+    checksums: U64,
+    slots: NDArray[np.uint32],
+) -> Taken:
+    table = shelves.table
+    taken = which.copy()
+    wanted = held[which]
+    taken[which] = (
+        (table.state[wanted] == State.IN1)
+        & (table.l2_slot[wanted] == NO_SLOT)
+        & (table.checksum[wanted] == checksums[which])
+    )
+    taken[taken] = shelves.pools[2].claim(slots[taken])
+    rows = held[taken]
+    shelves.own(rows, 2, slots[taken])
+    with table.changing(rows):
+        table.tiers[rows] |= HAS_L2
+        table.raise_flag(rows, Flag.L2_CLEAN)
+    # As recently used as the pages are: their order in L1 stays.
+    shelves.logs[2].append(rows, table.touch[rows])
+    return taken
+
+
+def insert_survivors(table: PageTable, survivors: Survivors) -> Rows:
+    """Rows of the pages of L1 that are taken over, in a new table, in their order. Raises
+    TableError when there is no memory for them."""
+    records = survivors.records
+    rows = table.insert(as_bytes_keys(records["key"]))
+    parents = np.ascontiguousarray(records["parent"])
+    with table.changing(rows):
+        for name in ("parent", "size", "depth", "l1_slot", "hits", "frozen"):
+            table.records[name][rows] = records[name]
+        table.vouch(rows, records["checksum"])
+        seen: NDArray[Any] = records["last_access"]
+        table.last_access[rows] = np.where(np.isfinite(seen) & (seen > 0.0), seen, 0.0)
+        table.parent_row[rows] = table.find(parents)
+        table.tiers[rows] = HAS_L1
+    table.set_state(rows, State.IN1)
+    return rows
+
+
+def take_over(shelves: Shelves, rows: Rows, names: list[str], backed: tuple[int, int]) -> None:
+    """A new cache starts with these pages in L1, least recently used first. `names`: of the frozen
+    prefixes that records number from 1 on; `backed`: slots at the start of L0 and L1 that have
+    memory behind them. All of it is within limits until the first `reconfigure`."""
+    table, pools = shelves.table, shelves.pools
+    for pool, used, first in zip(
+        pools[:2], (table.l0_slot[rows[:0]], table.l1_slot[rows]), backed, strict=True
+    ):
+        pool.take_over(used, min(first, pool.maximum))
+    shelves.stamp(rows)
+    shelves.frozen.take_over(names, rows, table)
