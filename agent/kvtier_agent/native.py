@@ -16,20 +16,17 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
 Offsets = NDArray[np.uint64]
+Side = Literal["source", "target"]
 
 STREAMING_BYTES = 256 << 10
 """Pieces of at least this size are written past the processor's cache."""
-
-
-TILE_BYTES = 256 << 10
-"""What the fallback copies at once: it stays in the processor's cache."""
 
 
 class Copier(Protocol):
@@ -42,14 +39,17 @@ class Copier(Protocol):
         target: Any,
         target_offsets: Offsets,
         length: int,
+        *,
+        private: Side,
     ) -> NDArray[np.uint64]:
         """Copy pieces of `length` bytes between two buffers; XXH3-64 of the *copies*, uint64[n].
 
         Piece i goes from byte `source_offsets[i]` to byte `target_offsets[i]`, in this order.
-        Buffers are contiguous. What another process writes into either of them meanwhile may
-        spoil the copy; it cannot make the checksum vouch for it. Raises `IndexError`, before
-        anything is copied, when a piece reaches past the end of a buffer; `ValueError` for
-        offsets that are not uint64 or not as many, and for buffers that overlap.
+        Buffers are contiguous. Other processes may write into one of them meanwhile, not into the
+        `private` one: that may spoil the copy, but cannot make the checksum vouch for it.
+        Raises `IndexError`, before anything is copied, when a piece reaches past the end of a
+        buffer; `ValueError` for offsets that are not uint64 or not as many, and for pieces that
+        overlap.
         """
 
     def checksums(self, source: Any, offsets: Offsets, length: int) -> NDArray[np.uint64]:
@@ -70,6 +70,8 @@ class PythonCopier:
         target: Any,
         target_offsets: Offsets,
         length: int,
+        *,
+        private: Side,
     ) -> NDArray[np.uint64]:
         """See `Copier.copy`."""
         reads, writes = _bytes(source, "source"), _bytes(target, "target")
@@ -84,17 +86,10 @@ class PythonCopier:
         if length and _overlap(reads, source_offsets, writes, target_offsets, length):
             raise ValueError("pieces of source and target overlap")
         sums = np.empty(len(starts), np.uint64)
-        # Through memory that nobody else writes: both the target and the sum come from it.
-        tile = memoryview(bytearray(min(length, TILE_BYTES)))
         for i, (start, end) in enumerate(zip(starts, ends, strict=True)):
-            hasher = xxhash.xxh3_64()
-            for done in range(0, length, TILE_BYTES):
-                step = min(TILE_BYTES, length - done)
-                piece = tile[:step]
-                piece[:] = reads[start + done : start + done + step]
-                writes[end + done : end + done + step] = piece
-                hasher.update(piece)
-            sums[i] = hasher.intdigest()
+            piece, place = reads[start : start + length], writes[end : end + length]
+            place[:] = piece
+            sums[i] = xxhash.xxh3_64_intdigest(piece if private == "source" else place)
         return sums
 
     def checksums(self, source: Any, offsets: Offsets, length: int) -> NDArray[np.uint64]:
@@ -124,8 +119,10 @@ class NativeCopier:
         target: Any,
         target_offsets: Offsets,
         length: int,
+        *,
+        private: Side,
     ) -> NDArray[np.uint64]:
-        """See `Copier.copy`."""
+        """See `Copier.copy`. Every byte is read once, so neither side need be private."""
         sums = np.empty(len(source_offsets), np.uint64)
         streaming = length >= STREAMING_BYTES
         self._copy(source, source_offsets, target, target_offsets, length, sums, streaming)

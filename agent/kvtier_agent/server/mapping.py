@@ -75,12 +75,14 @@ class FileArena:
     def read(self, offsets: Places, length: int, out: memoryview, rows: Places) -> Places:
         """See ``Mapped.read``; ``UnmappedError``."""
         self._check(offsets, length)
-        return copier.copy(self._memory, offsets, out, rows * np.uint64(length), length)
+        places = rows * np.uint64(length)
+        return copier.copy(self._memory, offsets, out, places, length, private="target")
 
     def write(self, offsets: Places, length: int, pages: memoryview, rows: Places) -> Places:
         """See ``Mapped.write``; ``UnmappedError``."""
         self._check(offsets, length)
-        return copier.copy(pages, rows * np.uint64(length), self._memory, offsets, length)
+        places = rows * np.uint64(length)
+        return copier.copy(pages, places, self._memory, offsets, length, private="source")
 
     def _check(self, offsets: Places, length: int) -> None:
         if self._guard is not None and self._guard.faults:

@@ -56,12 +56,14 @@ def expected(source: Any, target: Any, starts: list[int], ends: list[int], lengt
 
 
 @settings(max_examples=300, deadline=None)
-@given(batch=batches())
-def test_the_fallback_copies_and_sums(batch: Any) -> None:
+@given(batch=batches(), private=st.sampled_from(["source", "target"]))
+def test_the_fallback_copies_and_sums(batch: Any, private: Any) -> None:
     length, starts, ends, _, _ = batch
     source, target = random_bytes(SIZE, 1), random_bytes(SIZE, 2)
     sums, after = expected(source, target, starts, ends, length)
-    got = PythonCopier().copy(source, offsets(*starts), target, offsets(*ends), length)
+    got = PythonCopier().copy(
+        source, offsets(*starts), target, offsets(*ends), length, private=private
+    )
     assert np.array_equal(got, sums)
     assert np.array_equal(target, after)
     assert np.array_equal(PythonCopier().checksums(source, offsets(*starts), length), sums)
@@ -79,7 +81,9 @@ def test_the_extension_equals_the_fallback_with_every_kernel(
     before = random_bytes(SIZE + 128, 2)
     ours, oracle = before.copy(), before.copy()
     at = slice(there, there + SIZE)
-    sums = PythonCopier().copy(source, offsets(*starts), oracle[at], offsets(*ends), length)
+    sums = PythonCopier().copy(
+        source, offsets(*starts), oracle[at], offsets(*ends), length, private="target"
+    )
     got = np.empty(len(starts), np.uint64)
     native.NATIVE.copy_checksums(
         source, offsets(*starts), ours[at], offsets(*ends), length, got, streaming, kernel
@@ -94,7 +98,9 @@ def test_the_extension_equals_the_fallback_with_every_kernel(
 @pytest.mark.parametrize("length", [(1 << 20) - 1, 1 << 20, (1 << 21) + 17])
 def test_large_pieces(copier: Any, length: int) -> None:
     source, target = random_bytes(3 * length), np.zeros(2 * length, np.uint8)
-    sums = copier.copy(source, offsets(length, 3), target, offsets(0, length), length)
+    sums = copier.copy(
+        source, offsets(length, 3), target, offsets(0, length), length, private="target"
+    )
     assert np.array_equal(target[:length], source[length : 2 * length])
     assert np.array_equal(target[length:], source[3 : 3 + length])
     assert sums.tolist() == [
@@ -110,9 +116,9 @@ def test_large_pieces(copier: Any, length: int) -> None:
 def test_an_offset_outside_raises_before_anything_is_copied(copier: Any, bad: int) -> None:
     source, target = random_bytes(100), np.zeros(100, np.uint8)
     with pytest.raises(IndexError, match=r"20 bytes at offset \d+ \(number 1\)"):
-        copier.copy(source, offsets(0, bad), target, offsets(0, 20), 20)
+        copier.copy(source, offsets(0, bad), target, offsets(0, 20), 20, private="target")
     with pytest.raises(IndexError, match="past the end of target, which has 100 bytes"):
-        copier.copy(source, offsets(0, 20), target, offsets(0, bad), 20)
+        copier.copy(source, offsets(0, 20), target, offsets(0, bad), 20, private="target")
     with pytest.raises(IndexError, match="past the end of source"):
         copier.checksums(source, offsets(0, bad), 20)
     assert not target.any()
@@ -123,19 +129,21 @@ def test_a_length_longer_than_the_buffer_raises(copier: Any) -> None:
     with pytest.raises(IndexError):
         copier.checksums(random_bytes(100), offsets(0), 101)
     with pytest.raises(IndexError):
-        copier.copy(random_bytes(100), offsets(0), bytearray(101), offsets(0), 101)
+        copier.copy(
+            random_bytes(100), offsets(0), bytearray(101), offsets(0), 101, private="target"
+        )
 
 
 @pytest.mark.parametrize("copier", COPIERS)
 def test_pieces_of_one_buffer_may_move_but_not_overlap(copier: Any) -> None:
     memory = random_bytes(100)
     old = memory.copy()
-    copier.copy(memory, offsets(0, 20), memory, offsets(60, 40), 20)
+    copier.copy(memory, offsets(0, 20), memory, offsets(60, 40), 20, private="target")
     assert np.array_equal(memory[60:80], old[:20])
     assert np.array_equal(memory[40:60], old[20:40])
     for start in (41, 60, 79):
         with pytest.raises(ValueError, match="overlap"):
-            copier.copy(memory, offsets(0, start), memory, offsets(80, 60), 20)
+            copier.copy(memory, offsets(0, start), memory, offsets(80, 60), 20, private="target")
     assert np.array_equal(memory[:20], old[:20])
 
 
@@ -143,13 +151,13 @@ def test_pieces_of_one_buffer_may_move_but_not_overlap(copier: Any) -> None:
 def test_arrays_and_buffers_of_the_wrong_kind_are_refused(copier: Any) -> None:
     source = random_bytes(100)
     with pytest.raises(ValueError, match="writable"):
-        copier.copy(source, offsets(0), bytes(100), offsets(0), 10)
+        copier.copy(source, offsets(0), bytes(100), offsets(0), 10, private="target")
     with pytest.raises(ValueError, match="uint64"):
-        copier.copy(source, np.array([0]), bytearray(100), offsets(0), 10)
+        copier.copy(source, np.array([0]), bytearray(100), offsets(0), 10, private="target")
     with pytest.raises(ValueError, match="2 source_offsets for 1 target_offsets"):
-        copier.copy(source, offsets(0, 1), bytearray(100), offsets(0), 10)
+        copier.copy(source, offsets(0, 1), bytearray(100), offsets(0), 10, private="target")
     with pytest.raises((ValueError, BufferError)):
-        copier.copy(source[::2], offsets(0), bytearray(100), offsets(0), 10)
+        copier.copy(source[::2], offsets(0), bytearray(100), offsets(0), 10, private="target")
 
 
 @needs_extension
@@ -191,9 +199,9 @@ def test_other_threads_run_during_a_copy() -> None:
                     source, offsets(0), target, offsets(0), length, sums, streaming
                 )
                 assert sums[0] == xxhash.xxh3_64_intdigest(target)
-            assert copier.copy(source, offsets(0), target, offsets(0), length)[0] == (
-                xxhash.xxh3_64_intdigest(target)
-            )
+            assert copier.copy(source, offsets(0), target, offsets(0), length, private="target")[
+                0
+            ] == (xxhash.xxh3_64_intdigest(target))
             changed += rounds != before
     finally:
         stop.set()

@@ -58,7 +58,7 @@ def test_a_file_cut_while_pages_are_copied(tmp_path: Path) -> None:
         guard = native.guard(memory)
         offsets = np.arange(PAGES, dtype=np.uint64) * np.uint64(PAGE)
         out = np.zeros(PAGE * PAGES, np.uint8)
-        copy = lambda: native.copier.copy(memory, offsets, out, offsets, PAGE)
+        copy = lambda: native.copier.copy(memory, offsets, out, offsets, PAGE, private="target")
         good = copy()
         assert guard.faults == 0
         code = f"import os; os.truncate({path!r}, {3 * PAGE + 100})"
