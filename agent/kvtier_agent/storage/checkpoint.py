@@ -13,6 +13,8 @@ No event waits for any of it, except for the exchange of one descriptor in step 
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
 
 import numpy as np
@@ -30,6 +32,7 @@ from kvtier_agent.storage.journal_format import (
 )
 from kvtier_agent.storage.journal_reader import JournalFile, Live, unseen
 from kvtier_agent.storage.journal_replay import merge
+from kvtier_agent.storage.mover import STUCK_SECONDS, Start
 from kvtier_agent.supervise import Heart
 
 LOOK_SECONDS = 0.5
@@ -116,9 +119,25 @@ class Checkpointer:
 
     def __init__(self, journals: Callable[[], list[Journal]]) -> None:
         self._journals = journals
+        self._heart = Heart(time.monotonic)
         self.checkpoints = 0
         self.error = ""
         """Why the last one failed; empty after one that did not."""
+
+    def start(self, start: Start | None, name: str) -> None:
+        """Run the loop: under a supervisor, if there is one, else until `close`."""
+        if start is not None:
+            start(name, self.run, STUCK_SECONDS)
+            return
+        threading.Thread(target=self.run, args=(self._heart,), name=name, daemon=True).start()
+
+    def close(self) -> None:
+        """End a loop that no supervisor ends. Never waits."""
+        self._heart.stopping.set()
+
+    def tend(self) -> None:
+        """Write what is due, on the caller's thread: for a tier without threads."""
+        self.step(self._heart)
 
     def run(self, heart: Heart) -> None:
         """A supervised loop."""

@@ -13,8 +13,10 @@ import numpy as np
 from kvtier_agent.cache.geometry import Geometry
 from kvtier_agent.cache.settings import Behaviour, Budgets
 from kvtier_agent.storage import recovery
+from kvtier_agent.storage.checkpoint import Checkpointer
 from kvtier_agent.storage.fileio import FileIO
 from kvtier_agent.storage.l2 import L2
+from kvtier_agent.storage.mover import Start
 from kvtier_agent.storage.settings import CoreSettings
 from kvtier_agent.storage.volume import Volume, VolumeError
 
@@ -22,13 +24,17 @@ from kvtier_agent.storage.volume import Volume, VolumeError
 class NvmeTier:
     """`l2` is None until it is wanted. Volumes by name, open and locked."""
 
-    def __init__(self, settings: CoreSettings, io: FileIO) -> None:
+    def __init__(self, settings: CoreSettings, io: FileIO, start: Start | None = None) -> None:
+        """`start`: `Supervisor.start`, for the loop that writes checkpoints."""
         self.l2: L2 | None = None
         self.volumes: dict[str, Volume] = {}
         self._settings = settings
         self._io = io
         self._swept: set[str] = set()
         self._found = recovery.NOTHING
+        self._checkpoints = Checkpointer(lambda: self.l2.journals.all() if self.l2 else [])
+        if not settings.synchronous:
+            self._checkpoints.start(start, f"journal-{settings.domain}")
 
     # -- before a revision is in force ------------------------------------------------------------
 
@@ -144,8 +150,13 @@ class NvmeTier:
             return None
         return found.only(np.isin(found.slots // self.l2.per_segment, list(self.l2.segments)))
 
+    def tend(self) -> None:
+        """Write checkpoints that are due, here and now. For `synchronous`."""
+        self._checkpoints.tend()
+
     def close(self) -> None:
         """Unlock. What lies there stays, as durability says."""
+        self._checkpoints.close()
         if self.l2 is not None:
             self.l2.close()
         for volume in self.volumes.values():

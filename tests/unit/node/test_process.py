@@ -256,6 +256,7 @@ def test_health_is_red_while_a_loop_is_dead(tmp_path: Path) -> None:
             assert loops == {"http", "cache", "control", "state", "policy-file"} | {
                 "mover-default-0",
                 "mover-default-1",
+                "journal-default",
             }
             assert shell.get("/healthz") == (200, "ok\n")
             for name in sorted(loops - {"http"}):
