@@ -4,6 +4,9 @@
 # What builds (uv, hatchling) stays in the stage `tools`, which the others mount and never copy, so
 # no installer, cache or source tree is in an image, and several GB of packages are written once.
 #
+# The agent takes the native extension in from native/wheels, where `make image` puts it: the base
+# image has no compiler. Without a wheel there the image is built without it, and works.
+#
 # Behind a mirror or a proxy: secret `build_env` is a shell file of variables (SSL_CERT_FILE,
 # PIP_INDEX_URL, UV_DEFAULT_INDEX, ...), secret `build_ca` a bundle of certificates. Both exist during
 # a step only.
@@ -65,9 +68,12 @@ RUN --mount=type=bind,from=tools,source=/opt/tools,target=/opt/tools \
     --require-hashes -r /tmp/agent.lock
 COPY --from=wheel /dist /opt/kvtier/dist
 RUN --mount=type=bind,from=tools,source=/opt/tools,target=/opt/tools \
-    /opt/tools/bin/uv pip install --no-cache --no-config --python /opt/kvtier --offline --no-deps \
-    /opt/kvtier/dist/*.whl \
- && rm -r /opt/kvtier/dist
+    --mount=type=bind,source=native/wheels,target=/tmp/native \
+    install="/opt/tools/bin/uv pip install --no-cache --no-config --python /opt/kvtier --offline --no-deps" \
+ && $install /opt/kvtier/dist/*.whl \
+ && rm -r /opt/kvtier/dist \
+ && { $install --find-links /tmp/native kvtier-native \
+      || echo "no wheel of the native extension for this image in native/wheels: built without it"; }
 WORKDIR /
 ENTRYPOINT ["/opt/kvtier/bin/kvtier"]
 CMD ["agent"]

@@ -43,7 +43,7 @@ $(VENV)/.stamp: requirements/dev.lock pyproject.toml | $(UV)
 	touch $@
 
 # Only where there is cargo; a line says so where there is none, and nothing needs it.
-$(VENV)/.native: $(VENV)/.stamp tools/native.py $(shell find native -name target -prune -o -type f -print)
+$(VENV)/.native: $(VENV)/.stamp tools/native.py $(shell find native \( -name target -o -name wheels \) -prune -o -type f -print)
 	$(TOOLS) -m native install $(UV)
 	if $(PY) -c 'import kvtier_native' 2>/dev/null; then touch $@; fi
 
@@ -107,6 +107,6 @@ reference: setup  ## Generate crds/*.yaml and docs/reference from the models and
 	$(PY) tools/reference.py
 
 clean:  ## Remove what the targets made here (the tools' cache of the user stays)
-	rm -rf $(VENV) $(VENV)-vllm .tools demo-out .image .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(VENV)-vllm .tools demo-out .image native/target native/wheels/*.whl .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 
 .PHONY: help setup tools demo lint test test-slow bench image image-test lock reference clean

@@ -1,7 +1,8 @@
 """The native extension: built once for what it is made from, kept in the user's cache.
 
-    python -m native install          into the environment of this Python; what `make setup` calls
-    python -m native wheel FOLDER     a copy of the wheel; what `make image` calls
+    python -m native install UV     into the environment of this Python; what `make setup` calls
+
+`make image` asks `wheel` for it.
 
 The wheel lies in ``$XDG_CACHE_HOME/kvtier/native/<fingerprint>/``, where the fingerprint covers the
 sources, the lock file, the compiler and the processor. Where there is no cargo, or the build fails,
@@ -115,11 +116,8 @@ def main(arguments: list[str]) -> int:
         match arguments:
             case ["install", uv]:
                 install(Path(uv))
-            case ["wheel", folder]:
-                Path(folder).mkdir(parents=True, exist_ok=True)
-                shutil.copy(wheel(), folder)
             case _:
-                print("usage: python -m native install UV | wheel FOLDER", file=sys.stderr)
+                print("usage: python -m native install UV", file=sys.stderr)
                 return 2
     except NotBuiltError as error:
         print(f"native: {error}{WITHOUT}", file=sys.stderr)

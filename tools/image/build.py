@@ -3,12 +3,16 @@
 What this machine needs to reach its package index (certificates, mirrors, proxies) goes in as two
 secrets: they exist while a step runs and are in no layer. With podman the user's uv cache is
 mounted too, so that several GB of wheels that were unpacked here already are not fetched again.
+
+The native extension is compiled on this machine, where there is a compiler, and handed over as a
+wheel in ``native/wheels``; without one the agent's image has no extension, and a line says so.
 """
 
 from __future__ import annotations
 
 import os
 import shlex
+import shutil
 import subprocess
 import tempfile
 import time
@@ -16,11 +20,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import native
 from image.engine import Engine, ImageError, say
 
-__all__ = ["ROOT", "TARGETS", "Built", "build", "build_environment", "reference"]
+__all__ = ["ROOT", "TARGETS", "Built", "build", "build_environment", "offer_native", "reference"]
 
 ROOT = Path(__file__).resolve().parents[2]
+WHEELS = ROOT / "native" / "wheels"
 TARGETS = ("operator", "agent")
 _HOST_CACHE = "/var/cache/uv-host"
 _CA = "/run/secrets/build_ca"
@@ -82,6 +88,16 @@ def uv_cache(environ: Mapping[str, str]) -> Path:
     return (Path(base) if base else Path(environ.get("HOME", "/root")) / ".cache") / "uv"
 
 
+def offer_native() -> None:
+    """Puts the wheel of the native extension, if there is one, where the Dockerfile looks."""
+    for old in WHEELS.glob("*.whl"):
+        old.unlink()
+    try:
+        shutil.copy(native.wheel(), WHEELS)
+    except native.NotBuiltError as error:
+        say(f"image: the agent's image is built without the native extension: {error}")
+
+
 def build(engine: Engine, base: str, target: str, *, tag: str = "dev") -> Built:
     """Builds one target and says how big it is. Unchanged layers are taken as they are."""
     began = time.monotonic()
@@ -89,6 +105,8 @@ def build(engine: Engine, base: str, target: str, *, tag: str = "dev") -> Built:
     host_cache = engine.kind == "podman" and cache.is_dir()
     variables, bundle = build_environment(os.environ, host_cache=host_cache)
     name = reference(target, tag)
+    if target == "agent":
+        offer_native()
     with tempfile.TemporaryDirectory(prefix="kvtier-image-") as folder:
         env_file = Path(folder) / "build_env"
         env_file.touch(mode=0o600)

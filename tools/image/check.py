@@ -28,7 +28,7 @@ from controlplane import ControlPlane, ToolError, tool_path
 from controlplane.launcher import ControlPlaneError
 from controlplane.processes import free_port
 
-from image.build import ROOT, reference
+from image.build import ROOT, WHEELS, reference
 from image.containers import SECCOMP, Container, Containers, until
 from image.engine import Engine, ImageError
 
@@ -62,6 +62,14 @@ print("io_uring" if ring >= 0 else f"io_uring errno {ctypes.get_errno()}", end="
 print("namespaces" if libc.unshare(0x10000000) == 0 else "no namespaces")
 """
 
+# Runs inside the agent's image: does the extension run on its C library?
+_NATIVE_PROBE = """
+from kvtier_agent import native
+from kvtier_agent.storage.checksum import checksum
+assert checksum(b"") == 0x2D06800538D394C2
+print(native.WHY_NOT or f"native extension, {native.NATIVE.kernels()[-1]}")
+"""
+
 
 def check(engine: Engine, tag: str = "dev") -> None:
     """Runs all of it and prints a line per finding; ImageError says what is wrong."""
@@ -75,6 +83,7 @@ def check(engine: Engine, tag: str = "dev") -> None:
             _contents(engine, containers, tag)
             found("operator: user 65532, no torch, compiler or installer")
             found(f"agent: {_probe(containers, tag)} under the chart's seccomp profile")
+            found(f"agent: {_native(containers, tag)}")
             with _agent_folders(Path(folder), "alone") as folders:
                 _alone(containers, tag, folders)
                 found("agent alone: pages stored and loaded by a client in another container")
@@ -116,6 +125,16 @@ def _probe(containers: Containers, tag: str) -> str:
     ).strip()
     if not said.endswith("no namespaces"):
         raise ImageError(f"under the chart's seccomp profile: {said}")
+    return said
+
+
+def _native(containers: Containers, tag: str) -> str:
+    """The extension runs in the image, if the build had a wheel of it."""
+    said = containers.once(
+        reference("agent", tag), "/opt/kvtier/bin/python", "-c", _NATIVE_PROBE
+    ).strip()
+    if any(WHEELS.glob("*.whl")) and not said.startswith("native extension"):
+        raise ImageError(f"the native extension is not in the agent's image: {said}")
     return said
 
 
