@@ -82,6 +82,9 @@ $(VENV)-vllm/.stamp: requirements/vllm.lock requirements/model.lock pyproject.to
 bench: setup  ## Speed against baselines: all, or one (ARGS='memory --json -'; `kvtier bench --help`)
 	$(if $(ARGS),$(VENV)/bin/kvtier bench $(ARGS),for name in $(BENCHMARKS); do $(VENV)/bin/kvtier bench $$name; done)
 
+bench-peers: setup  ## kvtier beside LMCache, which is installed into the user's cache once (ARGS='--rounds 3')
+	$(PY) benchmarks/peers/table.py $(ARGS)
+
 image: setup  ## Build the operator and the agent image with docker or podman
 	$(TOOLS) -m image build $(ARGS)
 
@@ -109,4 +112,4 @@ reference: setup  ## Generate crds/*.yaml and docs/reference from the models and
 clean:  ## Remove what the targets made here (the tools' cache of the user stays)
 	rm -rf $(VENV) $(VENV)-vllm .tools demo-out .image native/target native/wheels/*.whl .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 
-.PHONY: help setup tools demo lint test test-slow bench image image-test lock reference clean
+.PHONY: help setup tools demo lint test test-slow bench bench-peers image image-test lock reference clean
