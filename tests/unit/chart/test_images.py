@@ -50,12 +50,15 @@ def test_every_installation_in_the_dockerfile_checks_hashes() -> None:
 def test_the_build_context_is_what_the_dockerfile_copies() -> None:
     ignored = (ROOT / ".dockerignore").read_text().split()
     allowed = {line.removeprefix("!") for line in ignored if line.startswith("!")}
-    copied = set()
-    for line in (ROOT / "Dockerfile").read_text().splitlines():
+    recipe = (ROOT / "Dockerfile").read_text()
+    used = set(re.findall(r"--mount=type=bind,source=([^,\s]+)", recipe))
+    for line in recipe.splitlines():
         if line.startswith("COPY ") and "--from" not in line:
-            copied |= {source.split("/")[0] for source in line.split()[1:-1]}
+            used.update(line.split()[1:-1])
     assert "*" in ignored
-    assert copied == allowed
+    covered = {path: {a for a in allowed if f"{path}/".startswith(f"{a}/")} for path in used}
+    assert all(covered.values()), covered
+    assert set().union(*covered.values()) == allowed
 
 
 def test_settings_of_the_machine_reach_the_build_and_secrets_do_not(tmp_path: Path) -> None:
