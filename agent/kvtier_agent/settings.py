@@ -247,6 +247,22 @@ class AgentSettings(BaseSettings):
         le=1 << 40,
     )
 
+    memory_on_stop: Literal["keep", "free"] = _knob(
+        "keep",
+        "What becomes of the DRAM tier's pages at an orderly stop. keep: they stay in shared "
+        "memory, where the next agent finds them. free: the memory is given back",
+        group=_DEVICE,
+    )
+    scrub_percent: int = _knob(
+        10,
+        "Share of one core's time for reading pages that were taken over from the agent before, "
+        "to find damaged ones early",
+        unit="percent",
+        group=_LIMITS,
+        ge=1,
+        le=100,
+    )
+
     # ---- limits and deadlines
     lease_seconds: float = _knob(
         30.0,

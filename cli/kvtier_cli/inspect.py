@@ -40,7 +40,8 @@ def inspect(
     JSON: `run_dir`, and per trust domain in `domains`: `pages`, `bytes`, `pinned_pages`, `pins`,
     `partial_pages`, `exempt_pages`, `states{..}`, `tiers{hbm,dram,nvme}{pages, bytes,
     pinned_pages, idle_seconds{p50,p90,p99,max}}`, `top_prefixes[]{key, pages, bytes, hits,
-    longest_tokens, idle_seconds}`, `boot`.
+    longest_tokens, idle_seconds}`, `boot`, `restart{taken_over, dropped{reason: pages}, cold}`:
+    what the agent found of the one before it, and why it started cold, "" otherwise.
     """
     from kvtier_agent.settings import default_run_dir
 
@@ -92,7 +93,13 @@ def _read(path: Path, top: int) -> dict[str, Any]:
         figures = summarise(reader.scan(), time.monotonic(), top)
     except TableError as error:
         raise UserError(str(error)) from None
-    return {**figures, "boot": reader.boot_id.hex()}
+    return {**figures, "boot": reader.boot_id.hex(), "restart": reader.restart}
+
+
+def _restart(found: dict[str, Any]) -> str:
+    from kvtier_agent.cache.warm import Restart
+
+    return Restart(**found).say()
 
 
 def _show(result: dict[str, Any]) -> None:
@@ -112,6 +119,8 @@ def _show(result: dict[str, Any]) -> None:
                 f"{idle['max']:.1f}" if idle else "-",
             )
         console.print(tiers)
+        if found := _restart(domain["restart"]):
+            console.print(found, markup=False)
         states = [f"{state} {n}" for state, n in domain["states"].items() if n]
         console.print("states: " + (", ".join(states) or "none"))
         if domain["top_prefixes"]:

@@ -233,6 +233,11 @@ class Cache:
         How many pages were quarantined."""
         return self.loads.report_bad(client, lease, indexes)
 
+    def scrubbed(self, read: int, rows: Rows, seqs: NDArray[np.uint32]) -> None:
+        """A scrub of L1 read that many pages; those at `rows` were bad when their records had these
+        `seqs`: what has not changed since is dropped and counted."""
+        self.loads.scrubbed(read, rows, seqs)
+
     # -- ends -------------------------------------------------------------------------------
 
     def client_gone(self, now: float, client: int) -> None:

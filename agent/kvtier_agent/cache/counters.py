@@ -45,6 +45,10 @@ class Counters:
     quarantined_pages: int = 0
     quarantined_slots: int = 0  # L2 slots that held a bad or unreadable page
     scrubbed_slots: int = 0  # of those, back in use
+    taken_over_pages: int = 0  # found in L1 at the start
+    dropped_at_start_pages: int = 0  # of the process before, and not taken over
+    scrubbed_pages: int = 0  # of those taken over, read and compared with their checksum
+    scrub_bad_pages: int = 0  # of those, bad (and among quarantined_pages)
     late_pages: int = 0  # landed after the deadline of the load that waited
     failed_moves: int = 0  # pages whose copy failed for any reason
     cancelled_moves: int = 0  # pages that were pinned while being moved, or not tried

@@ -141,6 +141,17 @@ class Loads:
             self.shelves.doom(rows)
         return int(rows.size)
 
+    def scrubbed(self, read: int, rows: Rows, seqs: NDArray[np.uint32]) -> None:
+        """See `Cache.scrubbed`."""
+        shelves = self.shelves
+        table, counters = shelves.table, shelves.counters
+        same = (table.seq[rows] == seqs) & READ_L1[table.state[rows]]
+        bad = rows[same & ~table.has(rows, Flag.DOOMED)]
+        counters.scrubbed_pages += read
+        counters.scrub_bad_pages += bad.size
+        counters.quarantined_pages += bad.size
+        shelves.doom(bad)
+
     def landed(self, landed: Rows, failed: Rows) -> list[Ticket]:
         """Pages came up from L2, or did not: the tickets that are finished by it."""
         tickets = []

@@ -26,6 +26,7 @@ from kvtier_agent.cache.page_table import (
     TableView,
 )
 from kvtier_agent.cache.record import NO_ROW, RECORD, Rows, State, as_u64_pairs
+from kvtier_agent.cache.table_notes import START, read_note
 
 REBUILD_SECONDS = 0.02
 
@@ -64,6 +65,12 @@ class TableReader(TableView):
     @property
     def boot_id(self) -> bytes:
         return bytes(self.header["boot_id"][0])
+
+    @property
+    def restart(self) -> dict[str, Any]:
+        """How the writer's process started: `taken_over`, `dropped` by reason, `cold` (why)."""
+        note = read_note(bytes(self._buffer[:HEADER_BYTES]), START)
+        return note if isinstance(note, dict) else {}
 
     def lookup(self, keys: NDArray[np.uint8], attempts: int = 100) -> NDArray[Any]:
         """Records (copies) of `keys`, state FREE where absent."""

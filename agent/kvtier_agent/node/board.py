@@ -114,7 +114,14 @@ class StatusBoard:
 
     def _view(self) -> NodeView:
         causes = tuple(self._supervisor.causes())
-        return replace(self._control.view, causes=causes)
+        snapshot = self._loop.snapshot
+        domains = list(snapshot.domains.values()) if snapshot is not None else []
+        restarts = tuple(
+            f"domain {domain.name}: {domain.restart}" if len(domains) > 1 else domain.restart
+            for domain in domains
+            if domain.restart
+        )
+        return replace(self._control.view, causes=causes, restarts=restarts)
 
     def _show(self, document: Mapping[str, Any]) -> None:
         temporary = self._path.with_name(f".{self._path.name}.{os.getpid()}")

@@ -57,7 +57,7 @@ class Tiers(Protocol):
         """Puts a prepared revision in force, live."""
 
     def drop(self) -> None:
-        """Drops every page that nobody holds."""
+        """Drops every page that nobody holds, also what an earlier process left."""
 
 
 class Control:
@@ -148,8 +148,9 @@ class Control:
                     self._drop()
         if isinstance(desired, Absent):
             self._refusal = None
-            if self._life.phase is Phase.DROPPED:
-                self._tiers.drop()  # what was pinned when the grace ended
+            if self._life.phase in (Phase.DROPPED, Phase.WAITING):
+                # What was pinned when the grace ended; what an earlier process left in memory.
+                self._tiers.drop()
         self._publish(now)
 
     def _look_again(self, desired: Desired) -> None:

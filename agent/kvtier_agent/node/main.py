@@ -49,6 +49,7 @@ from kvtier_agent.server.loop import CacheLoop
 from kvtier_agent.server.settings import ServerError, ServerSettings, TrustDomain
 from kvtier_agent.settings import AgentSettings
 from kvtier_agent.storage.core import Core, CoreError, CoreSettings
+from kvtier_agent.storage.scrub import Scrub
 from kvtier_agent.supervise import Supervisor
 
 if TYPE_CHECKING:
@@ -184,6 +185,7 @@ class Agent:
         ceiling = facts.size_of(places.arenas)
         if limit is not None:
             ceiling = min(ceiling, limit.size)
+        scrubs: dict[str, Scrub] = {}
         for domain in settings.domain:
             core = Core(
                 CoreSettings(
@@ -198,6 +200,7 @@ class Agent:
                     device=self._device.kind,
                     gid=domain.gid,
                     allow_root_filesystem=settings.allow_root_filesystem,
+                    keep_memory=settings.memory_on_stop == "keep",
                     cache=self._cache_settings(),
                 ),
                 wake=loop.wake,
@@ -205,7 +208,17 @@ class Agent:
             )
             self._cores[domain.name] = core
             loop.add(TrustDomain(domain.name, core, domain.gid))
+            found = core.memory.restart
+            if found.say():
+                log.info(
+                    "memory of the agent before", domain=domain.name, what=found.say(),
+                    taken_over=found.taken_over, dropped=dict(found.dropped), cold=found.cold,
+                )  # fmt: skip
+            if found.taken_over:
+                scrubs[domain.name] = Scrub(core, loop.post, percent=settings.scrub_percent)
         loop.open()
+        for name, scrub in scrubs.items():
+            self.supervisor.start(f"scrub-{name}", scrub.run)
         self.supervisor.start("cache", loop.run, wake=loop.wake)
 
     def _find_device(self) -> Device:
@@ -300,14 +313,22 @@ class Agent:
         if self.board is not None:
             self._quietly(self.board.save, True)
         self._quietly(self.supervisor.stop, 3.0)
-        for core in self._cores.values():
-            self._quietly(core.close)
+        for name, core in self._cores.items():
+            self._quietly(self._close, name, core)
         if self.loop is not None:
             self._quietly(self.loop.close)
         if self.http is not None:
             self._quietly(self.http.close)
         if self._places is not None:
             self._quietly(self._places.close)
+
+    def _close(self, name: str, core: Core) -> None:
+        if core.close() and self._places is not None:
+            held = held_bytes(self._places.arenas, (f"{name}.l0", f"{name}.l1", f"{name}.table"))
+            log.info(
+                "pages stay in memory for the next agent", domain=name, bytes=held,
+                folder=str(self._places.arenas), otherwise="--memory-on-stop free",
+            )  # fmt: skip
 
     @staticmethod
     def _quietly(step: Any, *arguments: Any) -> None:

@@ -77,7 +77,7 @@ class Rooms:
     def drop(self) -> None:
         def on_cache_thread() -> None:
             for core in self._cores.values():
-                core.cache.drop_all(self._clock())
+                core.drop(self._clock())
 
         self._loop.post(on_cache_thread).result(ANSWER_SECONDS)
 

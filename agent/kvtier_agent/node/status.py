@@ -81,7 +81,8 @@ def _readiness(view: NodeView) -> tuple[ConditionStatus, Reason, str]:
             return "False", Reason.Starting, Reason.Starting.say(step="no revision was applied yet")
         return "False", Reason.NoPolicy, "no policy rules this node; nothing is held or admitted"
     revision = view.in_force[:10]
-    notes = "".join(f"; {n}" for n in view.budgets.notes) if view.budgets else ""
+    said = (*(view.budgets.notes if view.budgets else ()), *view.restarts)
+    notes = "".join(f"; {n}" for n in said)
     if view.budgets and view.budgets.not_applied:
         fields = ", ".join(view.budgets.not_applied[:MAX_FIELDS_NAMED])
         message = Reason.PartlyApplied.say(revision=revision, fields=fields)

@@ -29,6 +29,8 @@ class NodeView:
     stopping: bool = False
     causes: tuple[str, ...] = field(default=())
     """One line for each loop that is not alive."""
+    restarts: tuple[str, ...] = field(default=())
+    """What was found of the process before, one line for each trust domain that found something."""
 
     @property
     def in_force(self) -> str:

@@ -163,6 +163,7 @@ class Channel:
             refused_lifelines=self.lifelines.refused,
             ended_connections=self.connections["ended"],
             failed_handshakes=self.connections["failed"],
+            restart=self.core.memory.restart.say(),
         )
 
     def close(self, now: float) -> None:

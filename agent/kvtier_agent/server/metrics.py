@@ -37,6 +37,12 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 _COUNTERS = (
     ("kv_quarantined_pages", "Pages whose bytes did not match their checksum", "quarantined_pages"),
+    ("kv_taken_over_pages", "DRAM pages of the agent before that were taken over at the start",
+     "taken_over_pages"),
+    ("kv_dropped_at_start_pages", "Pages in memory of the agent before that were not taken over",
+     "dropped_at_start_pages"),
+    ("kv_scrubbed_pages", "Pages taken over that the scrub has read", "scrubbed_pages"),
+    ("kv_scrub_bad_pages", "Of those, pages that did not match their checksum", "scrub_bad_pages"),
     ("kv_quarantined_slots", "NVMe slots that held a bad or unreadable page", "quarantined_slots"),
     ("kv_nvme_written_bytes", "Payload bytes written to NVMe", "stored_bytes_l2"),
     ("kv_emergency_evictions", "DRAM pages dropped because NVMe could not keep up",

@@ -37,6 +37,8 @@ class DomainSnapshot:
     refused_lifelines: int
     ended_connections: int
     failed_handshakes: int
+    restart: str = ""
+    """What was taken over from the process before, for people; empty where nothing was there."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

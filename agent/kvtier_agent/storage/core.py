@@ -297,6 +297,11 @@ class Core:
             self._back_slots(self.cache.geometry, self.cache.budgets)
             self.cache.regrow()
 
+    @property
+    def l1(self) -> ShmArena:
+        """The arena of L1."""
+        return self._l1
+
     def refuses_writes(self, volume: str) -> bool:
         """Was the last write to this volume refused because its file system is read-only? Any
         thread."""

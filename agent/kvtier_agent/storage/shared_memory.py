@@ -169,6 +169,8 @@ class SharedMemory:
     def new_cache(self) -> Cache:
         """The cache over these files, with the pages that were taken over."""
         cache = Cache(self.table, self.geometry, settings=self._settings.cache)
+        cache.counters.taken_over_pages = self.restart.taken_over
+        cache.counters.dropped_at_start_pages = self.restart.dropped_pages
         if self.geometry is not None:
             for pool, arena in zip(cache.shelves.pools, (self.l0, self.l1), strict=False):
                 if arena is not None:
