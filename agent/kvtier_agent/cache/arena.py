@@ -32,6 +32,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvtier_agent.cache.geometry import ALIGNMENT, align_up
+from kvtier_agent.native import guard
 
 MADV_COLLAPSE = 25
 HUGE_PAGE = 2 << 20
@@ -124,6 +125,7 @@ class ShmArena:
             self._map = mmap.mmap(self.fd, self.size_bytes, mmap.MAP_SHARED)
         except OSError as error:
             raise self._given_up(error) from error
+        self._guard = guard(self._map)
         self.inode = os.fstat(self.fd).st_ino
         self.bytes = np.frombuffer(self._map, dtype=np.uint8)
         """Bytes at the start that have memory behind them, while there are no slots."""
@@ -305,6 +307,13 @@ class ShmArena:
                 return False
             progress()
         return length > 0
+
+    @property
+    def lost_pages(self) -> int:
+        """Pages of 4 KiB that a client took away by cutting the file short, and that this process
+        touched since: they read as zeros, so a checksum fails. Always 0 without the extension,
+        where the first of them ends the process."""
+        return 0 if self._guard is None else self._guard.faults
 
     @property
     def backed_bytes(self) -> int:

@@ -109,6 +109,27 @@ def test_numpy_and_other_threads_are_guarded_too(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout.strip()) == (0, "alive"), done.stderr
 
 
+def test_an_arena_of_the_agent_that_a_client_cuts_short(tmp_path: Path) -> None:
+    done = run(
+        tmp_path,
+        """
+        from pathlib import Path
+        from kvtier_agent.cache.arena import ShmArena
+        arena = ShmArena(Path(sys.argv[1]), PAGE * PAGES)
+        arena.back_first(PAGE * PAGES)
+        arena.bytes[:] = 1
+        assert arena.lost_pages == 0
+        cut(sys.argv[1], 0)
+        rows = np.take(arena.rows(PAGE), [3, 5], axis=0)
+        assert not rows.any()
+        assert arena.lost_pages == 2 * PAGE // mmap.PAGESIZE
+        arena.close()
+        print("alive")
+        """,
+    )
+    assert (done.returncode, done.stdout.strip()) == (0, "alive"), done.stderr
+
+
 @pytest.mark.parametrize(
     "ending",
     [
