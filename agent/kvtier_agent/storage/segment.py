@@ -224,10 +224,10 @@ class Segment:
         as the drive does; failures are left to the next start."""
         with contextlib.suppress(OSError), self.in_use():
             if os.path.samestat(os.fstat(self.fd), self.path.stat(follow_symlinks=False)):
-                self.path.unlink()
+                self._io.unlink(self.path)
         self.close()
 
     def _close_if_idle(self) -> None:
         if self._leaving and not self._users and self.fd >= 0:
-            os.close(self.fd)
+            self._io.close(self.fd)
             self.fd = -1
