@@ -149,7 +149,7 @@ impl Ring {
     }
 
     /// Register a part of the arena, in pieces of 1 GiB: transfers inside a piece save the look-up
-    /// of their pages. It puts memory behind all of it. 0, or the errno that says why not (ENOMEM:
+    /// of their pages. It puts memory behind all of it, and other transfers wait meanwhile. 0, or the errno that says why not (ENOMEM:
     /// RLIMIT_MEMLOCK; ENOSYS: old kernel); transfers work all the same. A part whose memory is
     /// given back (a hole punched) must be unpinned before.
     fn pin(&self, py: Python<'_>, offset: u64, length: usize) -> PyResult<i32> {

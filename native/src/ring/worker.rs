@@ -148,11 +148,7 @@ impl Worker {
         }
         match self.kernel.ring.submit_and_wait(1) {
             Ok(_) => {}
-            Err(error)
-                if matches!(
-                    error.raw_os_error(),
-                    Some(libc::EINTR | libc::EAGAIN | libc::EBUSY | libc::ETIME)
-                ) => {}
+            Err(error) if passing(&error) => {}
             Err(error) => return Err(error),
         }
         self.reap();
@@ -259,7 +255,12 @@ impl Worker {
     fn push(&mut self, entry: &squeue::Entry) -> io::Result<()> {
         // What an entry points to lives in its berth or in this worker.
         while unsafe { self.kernel.ring.submission().push(entry) }.is_err() {
-            self.kernel.ring.submit()?;
+            match self.kernel.ring.submit() {
+                Ok(_) => {}
+                // Completions have to be taken first.
+                Err(error) if passing(&error) => self.reap(),
+                Err(error) => return Err(error),
+            }
         }
         Ok(())
     }
@@ -288,6 +289,11 @@ const GENERATIONS: u32 = 0x7FFF_FFFF;
 
 fn name(index: usize, generation: u32) -> u64 {
     u64::from(generation) << 32 | index as u64
+}
+
+/// Says the kernel: not now.
+fn passing(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::EINTR | libc::EAGAIN | libc::EBUSY | libc::ETIME))
 }
 
 fn part_of_nothing() -> libc::iovec {

@@ -407,6 +407,31 @@ def test_closing_while_reads_hang_does_not_block(pipe: tuple[int, int]) -> None:
             call()
 
 
+def test_a_storm_of_cancellations_is_survived(pipe: tuple[int, int], file: int) -> None:
+    """Many more answers than the ring's queues hold."""
+    harness = Harness(depth=8)
+    hanging, good = harness.ring.add_file(pipe[0]), harness.ring.add_file(file)
+    harness.submit(*(row(file=hanging, offset=i * PAGE, length=PAGE, tag=i) for i in range(8)))
+    harness.started(8)
+    everything = np.arange(8, dtype=np.uint64)
+    for _ in range(500):
+        harness.ring.cancel(everything)
+    assert harness.wait(*range(8)) == [-errno.ECANCELED] * 8
+    harness.submit(row(file=good, length=PAGE, tag=9))
+    assert harness.wait(9) == [PAGE]
+    assert harness.ring.close(30) == 0
+
+
+def test_a_close_without_patience_says_what_is_left(pipe: tuple[int, int]) -> None:
+    harness = Harness(depth=2)
+    number = harness.ring.add_file(pipe[0])
+    harness.submit(row(file=number, length=PAGE, tag=1))
+    harness.started(1)
+    assert harness.ring.close(0) in (0, 1)
+    assert harness.wait(1) == [-errno.ECANCELED]
+    assert harness.ring.close(30) == 0
+
+
 def test_buffers_are_free_after_the_close_and_not_before(pipe: tuple[int, int]) -> None:
     memory = mmap.mmap(-1, ARENA)
     ring = native.ring(memory)
