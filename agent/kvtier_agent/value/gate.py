@@ -7,9 +7,9 @@ request's tokens that are then still missing. Every page taken adds to the first
 second. Of all n whose sum keeps the SLO the one with the least sum is answered (the larger n where
 equal): loading a page that takes longer than recomputing it is never worth it.
 
-If no n keeps the SLO, recomputing everything does not keep it either, so the rule has nothing left
-to protect: then, too, the n with the least sum is answered, with the reason `slo-lost`. If the
-request's length is unknown, T_forward is only that of the found pages.
+If no n keeps the SLO, nothing is loaded (reason `slo-lost`): that is the rule as it stands, and an
+objective says which requests the cache is for. If the request's length is unknown, T_forward is
+only that of the found pages.
 
 Monotone: the answer is a prefix of the chain, so a caller may always take fewer pages. The
 functions take cumulative sums and cost O(pages).
@@ -46,9 +46,8 @@ def decide(load: Floats, recompute: Floats, rest_seconds: float, slo_seconds: fl
     )
     total += rest_seconds
     keeps = total <= slo_seconds
-    candidates = np.where(keeps, total, np.inf) if keeps.any() else total
+    if not keeps.any():
+        return Gate(0, "slo-lost")
     # The largest n among the least sums: from the far end the first minimum.
-    best = len(total) - 1 - int(np.argmin(candidates[::-1]))
-    if not keeps[best]:
-        return Gate(best, "slo-lost")
+    best = len(total) - 1 - int(np.argmin(np.where(keeps, total, np.inf)[::-1]))
     return Gate(best, "hit" if best else "slower")
