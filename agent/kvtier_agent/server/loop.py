@@ -33,6 +33,7 @@ import structlog
 import zmq
 
 from kvtier_agent.server.channel import Channel
+from kvtier_agent.server.pressure_log import PressureLog
 from kvtier_agent.server.rundir import RunDir
 from kvtier_agent.server.settings import ServerError, ServerSettings, TrustDomain
 from kvtier_agent.server.snapshot import ServerSnapshot
@@ -70,6 +71,7 @@ class CacheLoop:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(io_threads=1)
         self._run_dir: RunDir | None = None
         self._tracing = Tracing()
+        self._pressure = PressureLog()
         self._next_tick = 0.0
         self._next_snapshot = 0.0
         self._closed = False
@@ -210,6 +212,9 @@ class CacheLoop:
             len(self._calls),
             {name: channel.figures(now) for name, channel in self._channels.items()},
         )
+        for name, figures in self.snapshot.domains.items():
+            l0 = figures.cache.tiers[0]
+            self._pressure.look(name, figures.counters, l0.used_bytes, l0.capacity_bytes)
 
     def _open_channel(self, domain: TrustDomain) -> None:
         assert self._run_dir is not None

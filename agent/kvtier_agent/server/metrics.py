@@ -45,6 +45,8 @@ _COUNTERS = (
     ("kv_scrub_bad_pages", "Of those, pages that did not match their checksum", "scrub_bad_pages"),
     ("kv_quarantined_slots", "NVMe slots that held a bad or unreadable page", "quarantined_slots"),
     ("kv_nvme_written_bytes", "Payload bytes written to NVMe", "stored_bytes_l2"),
+    ("kv_pressure_tightened", "Times that L0 rose above pressure.tightenPercent", "tightened"),
+    ("kv_pressure_demoted", "Times that L0 rose above pressure.demotePercent", "demote_all"),
     ("kv_emergency_evictions", "DRAM pages dropped because NVMe could not keep up",
      "emergency_evicted"),
     ("kv_late_pages", "Pages that landed after the deadline of their load", "late_pages"),
