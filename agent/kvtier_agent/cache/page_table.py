@@ -10,7 +10,8 @@ part in use is backed by `posix_fallocate` before it is touched (a full tmpfs is
 SIGBUS). The index is open addressing with linear probing: a slot holds a row number, EMPTY or
 TOMB. Keys are hashes already, so the first 8 bytes are the hash. It is at most half full;
 tombstones are swept by a rebuild when they pass an eighth. All operations take batches and run in
-numpy: one round per probe distance, each on the keys not yet settled.
+numpy, in rounds over the keys not yet settled: one probe distance each, a lookup's further rounds
+a window of them.
 
 One process writes. Others read through `TableReader`: `index_seq` in the header is odd during a
 rebuild, `seq` in a record is odd while that record changes; whoever sees an odd or changed number
@@ -49,6 +50,10 @@ INDEX_PER_PAGE = 4  # room for a power of two that keeps the index at most half 
 EMPTY = 0xFFFFFFFF
 TOMB = 0xFFFFFFFE
 FIRST_CAPACITY = 4096
+_RECORD_WORDS = RECORD.itemsize // 8
+_KEY_WORD = dict(RECORD.fields or {})["key"][1] // 8
+_WINDOWS = tuple(np.arange(places)[:, None] for places in (8, 32))
+"""Places of the index that a lookup looks at in its second and each later round, as columns."""
 TABLE_MODE = 0o640
 
 HEADER = np.dtype(
@@ -97,27 +102,64 @@ class TableView:
         for name in RECORD.names or ():
             setattr(self, name, self.records[name])
         self.key: NDArray[np.uint64] = self.records["key"]
+        # The same records as plain words: to take from a flat array is several times faster.
+        self._words: NDArray[np.uint64] = np.frombuffer(
+            buffer, dtype="<u8", count=max_pages * _RECORD_WORDS, offset=HEADER_BYTES
+        )
 
     def find(self, pairs: NDArray[np.uint64]) -> Rows:
         """Rows of keys given as (n, 2) uint64; NO_ROW where absent."""
-        found = np.full(len(pairs), NO_ROW, dtype=np.uint32)
-        mask = np.uint64(int(self.header["index_slots"][0]) - 1)
-        first, second = pairs[:, 0], pairs[:, 1]
-        where = first & mask
-        active = np.arange(len(pairs))
-        while active.size:
-            row = self.index[where]
-            maybe = np.flatnonzero(row < TOMB)
-            rows = row[maybe]
-            at = active[maybe]
-            held = self.key[rows]
-            match = (held[:, 0] == first[at]) & (held[:, 1] == second[at])
-            found[at[match]] = rows[match]
-            going = row != EMPTY
-            going[maybe[match]] = False
-            active = active[going]
-            where = (where[going] + np.uint64(1)) & mask
+        mask = int(self.header["index_slots"][0]) - 1
+        where = (pairs[:, 0] & np.uint64(mask)).astype(np.intp)
+        row = self.index.take(where)
+        real = row < TOMB
+        word = self._key_word(row, real)
+        match = self._words.take(word) == pairs[:, 0]
+        word += 1
+        match &= self._words.take(word) == pairs[:, 1]
+        match &= real
+        found = np.where(match, row, np.uint32(NO_ROW))
+        active = np.flatnonzero(~match & (row != EMPTY))
+        if active.size:
+            self._find_further(pairs, found, active, where[active] + 1, mask)
         return found
+
+    def _find_further(
+        self,
+        pairs: NDArray[np.uint64],
+        found: Rows,
+        active: NDArray[np.intp],
+        where: NDArray[np.intp],
+        mask: int,
+    ) -> None:
+        """Fill in `found` for the keys `active`, whose next place to look is `where`. Few are left
+        after the first probe, some of them in long clusters: a round looks at a window of places
+        at once, for numpy's price is by the call and not by the element."""
+        windows = iter(_WINDOWS)
+        ahead = next(windows)
+        while active.size:
+            row = self.index.take((where + ahead) & mask)  # (places, keys)
+            word = self._key_word(row, row < TOMB)
+            likely = np.flatnonzero(self._words.take(word) == pairs[active, 0])
+            which = likely % active.size
+            rows = row.ravel()[likely]
+            good = self._words.take(word.ravel()[likely] + 1) == pairs[active[which], 1]
+            good &= rows < TOMB
+            if not good.all():
+                which, rows = which[good], rows[good]
+            found[active[which]] = rows
+            going = (row != EMPTY).all(axis=0)
+            going[which] = False
+            active, where = active[going], where[going] + len(ahead)
+            ahead = next(windows, ahead)
+
+    @staticmethod
+    def _key_word(row: Rows, real: NDArray[np.bool_]) -> NDArray[np.intp]:
+        """Where in `_words` the keys of these rows begin; row 0 stands for those that are none."""
+        word = np.multiply(row, real, dtype=np.intp)
+        word *= _RECORD_WORDS
+        word += _KEY_WORD
+        return word
 
 
 class PageTable(TableView):
@@ -249,6 +291,23 @@ class PageTable(TableView):
         self.header["pages"] = self.pages
         return rows
 
+    def fill(self, records: NDArray[Any]) -> Rows:
+        """Whole records of distinct keys into a table that is empty and not published; their rows,
+        in order. Raises TableError."""
+        assert not self.pages
+        count = len(records)
+        if count > self.max_pages:
+            raise TableError(f"the page table is full at {self.max_pages} pages")
+        if count > self.capacity:
+            self._grow(min(1 << (count - 1).bit_length(), self.max_pages))
+        rows = np.arange(count, dtype=np.uint32)
+        # Unused rows are handed out from 0 on.
+        self._free_count -= count
+        self.records[:count] = records
+        self._link(rows)
+        self.header["pages"] = self.pages = count
+        return rows
+
     def unlink(self, rows: Rows) -> None:
         """Take rows out of the index: lookups miss from now on. The rows stay taken."""
         mask = np.uint64(int(self.header["index_slots"][0]) - 1)
@@ -325,11 +384,11 @@ class PageTable(TableView):
         while active.size:
             held = self.index[where]
             open_ = np.flatnonzero(held >= TOMB)
-            # Several rows may want the same open slot: the first of each gets it.
-            spots, firsts = np.unique(where[open_], return_index=True)
-            winners = open_[firsts]
-            self._tombs -= int((self.index[spots] == TOMB).sum())
-            self.index[spots] = active[winners]
+            # Several rows may want the same open slot: the one that stands there then has it.
+            spots = where[open_]
+            self.index[spots] = active[open_]
+            winners = open_[self.index[spots] == active[open_]]
+            self._tombs -= int((held[winners] == TOMB).sum())
             going = np.ones(active.size, dtype=bool)
             going[winners] = False
             active = active[going]

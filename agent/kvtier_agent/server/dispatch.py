@@ -90,11 +90,9 @@ class Dispatcher:
     def handle(self, now: float, identity: bytes, frames: Frames) -> Session | None:
         """One message. The session that is over by it (it said goodbye), or None."""
         self.messages += 1
-        number = 0
         try:
             if not frames or len(frames) > p.MAX_FRAMES:
                 raise p.MalformedError(f"{len(frames)} frames, write 1 to {p.MAX_FRAMES}")
-            number = p.request_id(frames[0]) if len(frames[0]) <= p.MAX_HEADER_BYTES else 0
             request = p.decode_request(frames[0])
             if isinstance(request, p.Hello):
                 self._hello(now, identity, request)
@@ -107,12 +105,13 @@ class Dispatcher:
             ):
                 self._handlers[type(request)](now, session, request, frames)
         except p.MalformedError as error:
-            self._refuse(now, identity, number, p.Code.MALFORMED, str(error))
+            self._refuse(now, identity, _number(frames), p.Code.MALFORMED, str(error))
         except _RefusedError as error:
-            self._refuse(now, identity, number, error.code, str(error))
+            self._refuse(now, identity, _number(frames), error.code, str(error))
         except Exception as error:
             log.exception("request failed", domain=self._name)
-            self._refuse(now, identity, number, p.Code.INTERNAL, f"{type(error).__name__}: {error}")
+            words = f"{type(error).__name__}: {error}"
+            self._refuse(now, identity, _number(frames), p.Code.INTERNAL, words)
         return None
 
     def finished(self, now: float, tickets: Sequence[Ticket]) -> None:
@@ -358,3 +357,9 @@ class Dispatcher:
         # sender would wait for nothing otherwise.
         if number or code == p.Code.MALFORMED:
             self._send(identity, [p.encode(p.Refused(number, code, message[:500]))])
+
+
+def _number(frames: Frames) -> int:
+    """The id of a request that is refused, 0 where it has none that can be read."""
+    readable = 0 < len(frames) <= p.MAX_FRAMES and len(frames[0]) <= p.MAX_HEADER_BYTES
+    return p.request_id(frames[0]) if readable else 0

@@ -41,10 +41,9 @@ def decide(load: Floats, recompute: Floats, rest_seconds: float, slo_seconds: fl
     """
     if not load.size:
         return Gate(0, "miss")
-    total = np.concatenate(
-        ([recompute.sum()], recompute.sum() + np.cumsum(load) - np.cumsum(recompute))
-    )
-    total += rest_seconds
+    total = np.zeros(load.size + 1)
+    np.cumsum(load - recompute, out=total[1:])
+    total += recompute.sum() + rest_seconds
     keeps = total <= slo_seconds
     if not keeps.any():
         return Gate(0, "slo-lost")

@@ -183,3 +183,29 @@ def test_the_files_mode_lets_the_group_read(tmp_path):
     table = PageTable(tmp_path / "table", max_pages=64)
     assert (tmp_path / "table").stat().st_mode & 0o777 == 0o640
     table.close()
+
+
+@pytest.mark.parametrize("start", [0, 5000, "end"], ids=str)
+def test_long_clusters_holes_and_the_end_of_the_index(start: int | str) -> None:
+    """A hundred keys that all want the same slot, among them removed ones and absent ones."""
+    table = PageTable(None, max_pages=4096)
+    slots = int(table.header["index_slots"][0])
+    wanted = slots - 1 if start == "end" else int(start)
+    pairs = np.zeros((200, 2), dtype=np.uint64)
+    pairs[:, 0] = wanted
+    pairs[:, 1] = np.arange(200)
+    pairs[::2, 0] += np.uint64(slots) * np.arange(100, dtype=np.uint64)
+    here, absent = pairs[:150], pairs[150:]
+    rows = table.insert(here.view(np.uint8))
+    table.set_state(rows, State.WRITING)
+    gone = np.arange(0, 150, 7)
+    table.unlink(rows[gone])
+    expected = rows.copy()
+    expected[gone] = NO_ROW
+    for asked, wanted_rows in (
+        (here, expected),
+        (absent, np.full(50, NO_ROW, dtype=np.uint32)),
+        (pairs[::-1], np.concatenate([np.full(50, NO_ROW, dtype=np.uint32), expected[::-1]])),
+        (here[149:], expected[149:]),
+    ):
+        assert table.find(np.ascontiguousarray(asked)).tolist() == wanted_rows.tolist()
