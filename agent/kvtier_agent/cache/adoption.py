@@ -16,7 +16,6 @@ from kvtier_agent.cache.record import (
     Flag,
     Rows,
     State,
-    as_bytes_keys,
     as_u64_pairs,
 )
 from kvtier_agent.cache.results import U64
@@ -100,17 +99,14 @@ def insert_survivors(table: PageTable, survivors: Survivors) -> Rows:
     """Rows of the pages of L1 that are taken over, in a new table, in their order. Raises
     TableError when there is no memory for them."""
     records = survivors.records
-    rows = table.insert(as_bytes_keys(records["key"]))
-    parents = np.ascontiguousarray(records["parent"])
-    with table.changing(rows):
-        for name in ("parent", "size", "depth", "l1_slot", "hits", "frozen"):
-            table.records[name][rows] = records[name]
-        table.vouch(rows, records["checksum"])
-        seen: NDArray[Any] = records["last_access"]
-        table.last_access[rows] = np.where(np.isfinite(seen) & (seen > 0.0), seen, 0.0)
-        table.parent_row[rows] = table.find(parents)
-        table.tiers[rows] = HAS_L1
-    table.set_state(rows, State.IN1)
+    seen: NDArray[Any] = records["last_access"]
+    records["last_access"] = np.where(np.isfinite(seen) & (seen > 0.0), seen, 0.0)
+    records["state"], records["tiers"] = State.IN1, HAS_L1
+    records["l0_slot"] = records["l2_slot"] = NO_SLOT
+    for void in ("seq", "flags", "arm", "domain", "pins", "client", "demoted_at"):
+        records[void] = 0
+    rows = table.fill(records)
+    table.parent_row[rows] = table.find(np.ascontiguousarray(records["parent"]))
     return rows
 
 

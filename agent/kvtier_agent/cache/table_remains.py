@@ -26,9 +26,9 @@ from kvtier_agent.cache.page_table import (
     TABLE_MODE,
     table_bytes,
 )
-from kvtier_agent.cache.record import RECORD, State
+from kvtier_agent.cache.record import RECORD
 
-CHUNK_RECORDS = 1 << 16
+CHUNK_RECORDS = 1 << 20
 
 
 class RemainsError(Exception):
@@ -37,7 +37,7 @@ class RemainsError(Exception):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Remains:
-    """`records`: copies of all that are in use. `names`: of frozen prefixes, by number from 1.
+    """`records`: copies, free ones among them. `names`: of frozen prefixes, by number from 1.
     `l0_backed`: bytes at the start of L0 with memory behind them; `l1`: the arena file."""
 
     geometry: Geometry
@@ -122,11 +122,9 @@ def _are_names(value: Any) -> bool:
 
 
 def _records(fd: int, capacity: int, path: Path) -> NDArray[Any]:
-    parts = [np.empty(0, dtype=RECORD)]
+    records = np.empty(capacity, dtype=RECORD)
     for first in range(0, capacity, CHUNK_RECORDS):
-        block = np.empty(min(CHUNK_RECORDS, capacity - first), dtype=RECORD)
-        done = os.preadv(fd, [block.view(np.uint8).data], HEADER_BYTES + first * RECORD.itemsize)
-        if done < block.nbytes:
+        part = records[first : first + CHUNK_RECORDS].view(np.uint8)
+        if os.preadv(fd, [part.data], HEADER_BYTES + first * RECORD.itemsize) < part.nbytes:
             raise RemainsError(f"the page table {path.name} is cut short")
-        parts.append(block[block["state"] != State.FREE])
-    return np.concatenate(parts)
+    return records

@@ -26,11 +26,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kvtier_agent.cache.record import NO_SLOT, READ_L1, Flag, State, seals
+from kvtier_agent.cache.record import NO_SLOT, READ_L0, READ_L1, READ_L2, Flag, State, seals
 
 HAS_L1 = np.uint8(1 << 1)
 MOST_REASON = 200
 """Characters of a reason that are written into the table."""
+BEYOND = np.uint8(15)
+"""The last state that the masks know; there is none from there on."""
 ALL_FLAGS = np.uint8(sum(Flag))
 
 Mask = NDArray[np.bool_]
@@ -38,8 +40,8 @@ Mask = NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Survivors:
-    """`records`: copies, least recently used first, frozen numbers as they were. `dropped`: pages
-    by reason, those above that there were."""
+    """`records`: copies, least recently used first. `dropped`: pages by reason, those above that
+    there were."""
 
     records: NDArray[Any]
     dropped: Mapping[str, int]
@@ -88,16 +90,15 @@ def choose(records: NDArray[Any], *, page_bytes: int, slots: int, room: int) -> 
 
     `page_bytes`: what every page has. `slots`: that the arena file has. `room`: most pages kept.
     """
-    state: NDArray[np.uint8] = records["state"]
+    state = np.minimum(records["state"], BEYOND)
     live = state != State.FREE
     known = state <= max(State)
-    readable = np.zeros(len(records), dtype=bool)
-    readable[known] = READ_L1[state[known]]
-    elsewhere = live & np.isin(state, (State.IN2, State.UP21))
+    readable = READ_L1[state]
+    elsewhere = READ_L2[state]
     doomed = readable & ((records["flags"] & np.uint8(Flag.DOOMED)) != 0)
     shared = _slot_shared(records, live) | _key_shared(records, readable & ~doomed)
     reasons = {
-        "hbm": np.isin(state, (State.IN0, State.DOWN01)),
+        "hbm": READ_L0[state],
         "unfinished": live & ((records["seq"] % 2 != 0) | (state == State.WRITING)),
         "doomed": doomed,
         "inconsistent": (live & ~known) | (readable & ~_possible(records, page_bytes, slots)),
@@ -145,21 +146,16 @@ def _slot_shared(records: NDArray[Any], live: Mask) -> Mask:
 def _key_shared(records: NDArray[Any], readable: Mask) -> Mask:
     rows = np.flatnonzero(readable)
     shared = np.zeros(len(records), dtype=bool)
-    first, second = records["key"][rows, 0], records["key"][rows, 1]
-    order = np.lexsort((second, first))
-    first, second = first[order], second[order]
-    same = np.zeros(len(rows) + 1, dtype=bool)
-    same[1:-1] = (first[1:] == first[:-1]) & (second[1:] == second[:-1])
-    shared[rows[order]] = same[1:] | same[:-1]
+    # Half a key tells nearly all apart; the few that are left are compared whole.
+    rows = rows[_repeated(records["key"][rows, 0])]
+    _, group = np.unique(records["key"][rows], axis=0, return_inverse=True)
+    shared[rows] = _repeated(group.reshape(-1))
     return shared
 
 
 def _repeated(values: NDArray[Any]) -> Mask:
     """Which values come more than once?"""
-    order = np.argsort(values, kind="stable")
-    ordered = values[order]
-    same = np.zeros(len(values) + 1, dtype=bool)
-    same[1:-1] = ordered[1:] == ordered[:-1]
-    out = np.zeros(len(values), dtype=bool)
-    out[order] = same[1:] | same[:-1]
+    ordered = np.sort(values)
+    repeats = ordered[1:][ordered[1:] == ordered[:-1]]
+    out: Mask = np.isin(values, repeats) if repeats.size else np.zeros(len(values), dtype=bool)
     return out
