@@ -188,6 +188,12 @@ def load(environ: Mapping[str, str]) -> tuple[Any, str]:
 NATIVE, WHY_NOT = load(os.environ)
 """The extension or None, and why there is none."""
 
+
+def described() -> str:
+    """One word for logs: the processor's instructions that are used, or `none`, and why."""
+    return f"none ({WHY_NOT})" if NATIVE is None else str(NATIVE.kernels()[-1])
+
+
 copier: Copier = PythonCopier() if NATIVE is None else NativeCopier(NATIVE)
 """What this process copies and sums with."""
 

@@ -8,6 +8,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Final
 
+from kvtier_agent import native
+
 _PACKAGES: Final = ("kvtier", "numpy", "pyzmq", "msgspec", "xxhash")
 _TICKS: Final = os.sysconf("SC_CLK_TCK")
 
@@ -20,6 +22,7 @@ def versions() -> dict[str, str]:
             found[name] = version(name)
         except PackageNotFoundError:
             found[name] = "not installed"
+    found["native extension"] = native.described()
     return found
 
 

@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import structlog
 
-from kvtier_agent import logs
+from kvtier_agent import logs, native
 from kvtier_agent.cache.page_table import table_bytes
 from kvtier_agent.cache.settings import CacheSettings
 from kvtier_agent.node import facts
@@ -165,6 +165,7 @@ class Agent:
             domains=[str(d) for d in settings.domain],
             device=self._device.kind,
             l0=settings.l0,
+            native_extension=native.described(),
         )
 
     def _start_http(self) -> None:
