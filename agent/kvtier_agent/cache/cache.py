@@ -122,11 +122,13 @@ class Cache:
     def lookup(self, keys: KeyArray) -> LookupResult:
         """Where each page is. No side effects."""
         rows = self.table.lookup(keys)
-        tiers = np.full(len(rows), MISS, dtype=np.uint8)
-        there = np.flatnonzero(rows != NO_ROW)
-        tiers[there] = TIER_OF_STATE[self.table.state[rows[there]]]
-        missing = np.flatnonzero(tiers == MISS)
-        return LookupResult(tiers, int(missing[0]) if missing.size else len(rows))
+        there = rows != NO_ROW
+        if there.all():
+            tiers = TIER_OF_STATE[self.table.state[rows]]
+        else:
+            tiers = np.full(len(rows), MISS, dtype=np.uint8)
+            tiers[there] = TIER_OF_STATE[self.table.state[rows[there]]]
+        return LookupResult(tiers, _prefix(tiers))
 
     def gate(
         self,
@@ -139,11 +141,9 @@ class Cache:
         """How many of the leading pages to load. `tiers`: from `lookup`, of pages that start
         `depth` tokens into the request; `total_tokens`: the request's length (None: only the
         found pages are weighed); `slo_seconds`: None = the policy's."""
-        missing = np.flatnonzero(tiers == MISS)
-        found = int(missing[0]) if missing.size else len(tiers)
+        found = _prefix(tiers)
         size, page = self.geometry.page_bytes, self.geometry.page_tokens
-        load = np.array([self.costs.load_seconds(tier, size) for tier in (0, 1, 2)])
-        recompute = self.worth.recompute(depth + page * np.arange(found))
+        load = [self.costs.load_seconds(tier, size) for tier in (0, 1, 2)]
         rest = 0.0
         after = depth + page * found
         if total_tokens is not None and total_tokens > after:
@@ -151,7 +151,12 @@ class Cache:
             middle = after + left / 2
             rest = left / self.worth.rate * (1 + middle / self.settings.parity_tokens)
         slo = self.behaviour.slo_seconds if slo_seconds is None else slo_seconds
-        answer = gate.decide(load[tiers[:found]], recompute, rest, slo)
+        counts = np.bincount(tiers[:found], minlength=3).tolist()
+        first = self.worth.recompute_first(depth)
+        answer = gate.decide_by_counts(counts, load, first, rest, slo)
+        if answer is None:
+            recompute = self.worth.recompute(depth + page * np.arange(found))
+            answer = gate.decide(np.array(load)[tiers[:found]], recompute, rest, slo)
         return GateAnswer(answer.load, answer.reason)
 
     # -- putting and loading ----------------------------------------------------------------
@@ -381,3 +386,10 @@ class Cache:
     def snapshot(self, now: float) -> CacheSnapshot:
         """Plain numbers for status and metrics."""
         return take_snapshot(self, now)
+
+
+def _prefix(tiers: NDArray[np.uint8]) -> int:
+    """How many pages from the first on are there without a gap."""
+    missing = tiers == MISS
+    first = int(missing.argmax()) if len(tiers) else 0
+    return first if len(tiers) and missing[first] else len(tiers)

@@ -119,7 +119,7 @@ class TableView:
         match &= self._words.take(word) == pairs[:, 1]
         match &= real
         found = np.where(match, row, np.uint32(NO_ROW))
-        active = np.flatnonzero(~match & (row != EMPTY))
+        active = (~match & (row != EMPTY)).nonzero()[0]
         if active.size:
             self._find_further(pairs, found, active, where[active] + 1, mask)
         return found
@@ -140,7 +140,7 @@ class TableView:
         while active.size:
             row = self.index.take((where + ahead) & mask)  # (places, keys)
             word = self._key_word(row, row < TOMB)
-            likely = np.flatnonzero(self._words.take(word) == pairs[active, 0])
+            likely = (self._words.take(word) == pairs[active, 0]).ravel().nonzero()[0]
             which = likely % active.size
             rows = row.ravel()[likely]
             good = self._words.take(word.ravel()[likely] + 1) == pairs[active[which], 1]

@@ -50,6 +50,11 @@ class Worth:
             self.settings.parity_tokens,
         )
 
+    def recompute_first(self, depth: int) -> float:
+        """T_recompute of the page that starts at `depth` tokens, seconds; later ones cost more."""
+        middle = depth + self.geometry.page_tokens / 2
+        return self.geometry.page_tokens / self.rate * (1.0 + middle / self.settings.parity_tokens)
+
     def density(self, probability: Floats | float, recompute: Floats, tier: int) -> Floats:
         """VD of pages if they lay in `tier`, microseconds per MiB."""
         size = self.geometry.page_bytes

@@ -22,6 +22,7 @@ from kvtier_agent.server.settings import ServerSettings, TrustDomain
 from kvtier_agent.server.snapshot import DomainSnapshot, merged_counters, statistics
 from kvtier_agent.server.tracing import Tracing
 
+_POLLIN = int(zmq.POLLIN)
 _ENDED = zmq.EVENT_DISCONNECTED
 _FAILED = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
 
@@ -83,6 +84,9 @@ class Channel:
     def receive(self) -> None:
         """Messages that wait on the socket, up to a round's share."""
         for _ in range(self._settings.messages_per_round):
+            # An exception for the end of the queue would cost more than looking.
+            if not int(self.socket.getsockopt(zmq.EVENTS)) & _POLLIN:
+                return
             try:
                 identity, frames = self._next_message()
             except zmq.Again:

@@ -108,8 +108,7 @@ class Client:
                     ),
                     (asked.data,), self.timeout_seconds, p.Looked,
                 )  # fmt: skip
-                tiers = np.full(n, p.MISS, np.uint8)
-                tiers[: len(asked)] = p.column(columns[0], "u1", len(asked))
+                tiers = _padded(p.column(columns[0], "u1", len(asked)).copy(), n, p.MISS)
                 return Lookup(tiers, head.prefix, head.load, head.reason)
         return Lookup(np.full(n, p.MISS, np.uint8), 0, 0, "no-agent" if n else "empty")
 

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kvtier_agent.value import classic
 from kvtier_agent.value.costs import DEFAULTS, ENOUGH, CostModel
-from kvtier_agent.value.gate import decide
+from kvtier_agent.value.gate import decide, decide_by_counts
 
 seconds = st.lists(st.floats(0, 10, allow_nan=False), min_size=0, max_size=30)
 
@@ -128,3 +128,20 @@ class TestCosts:
         model = CostModel()
         assert model.load_seconds(2, 1 << 20) > model.load_seconds(1, 1 << 20)
         assert model.load_seconds(1, 1 << 20) > model.load_seconds(0, 1 << 20)
+
+
+def test_the_short_way_to_the_gate_is_the_long_one_wherever_it_answers():
+    rng = np.random.default_rng(11)
+    answered = 0
+    for _ in range(2000):
+        tiers = rng.integers(0, 3, rng.integers(0, 6))
+        load = rng.integers(1, 9, 3) / 4
+        recompute = np.sort(rng.integers(4, 16, tiers.size)) / 4
+        rest, slo = rng.integers(0, 3) / 4, rng.integers(1, 20) / 4
+        first = float(recompute[0]) if tiers.size else 1.0
+        counts = np.bincount(tiers, minlength=3).tolist()
+        short = decide_by_counts(counts, load.tolist(), first, float(rest), float(slo))
+        if short is not None:
+            answered += 1
+            assert short == decide(load[tiers], recompute, float(rest), float(slo))
+    assert answered > 500
