@@ -84,8 +84,8 @@ def _tables(folder: Path, domain: str | None) -> dict[str, Path]:
 
 
 def _read(path: Path, top: int) -> dict[str, Any]:
-    from kvtier_agent.cache.page_table import TableError
     from kvtier_agent.cache.table_reader import TableReader
+    from kvtier_agent.cache.table_view import TableError
     from kvtier_agent.server.inspection import summarise
 
     try:

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvtier_agent.cache.identity import KeyArray
-from kvtier_agent.cache.page_table import PageTable, TableError
+from kvtier_agent.cache.page_table import PageTable
 from kvtier_agent.cache.record import (
     NO_ROW,
     NO_SLOT,
@@ -20,6 +20,7 @@ from kvtier_agent.cache.record import (
 )
 from kvtier_agent.cache.results import U64
 from kvtier_agent.cache.shelves import HAS_L2, Shelves
+from kvtier_agent.cache.table_view import TableError
 from kvtier_agent.cache.warm import HAS_L1, Survivors
 
 Taken = NDArray[np.bool_]

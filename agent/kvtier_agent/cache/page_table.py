@@ -8,8 +8,9 @@ name and published whole, in place of what an earlier process left there.
 The file is sparse at its largest size and never changes its length, so a reader maps it once; the
 part in use is backed by `posix_fallocate` before it is touched (a full tmpfs is an error, never a
 SIGBUS). The index is open addressing with linear probing: a slot holds a row number, EMPTY or
-TOMB. Keys are hashes already, so the first 8 bytes are the hash. It is at most half full;
-tombstones are swept by a rebuild when they pass an eighth. All operations take batches and run in
+TOMB. Where a key's search begins is `index_hash`'s: a table that got crowded all the same (a client
+can choose its keys) is rebuilt with another seed. It is at most half full; tombstones are swept by
+a rebuild when they pass an eighth. All operations take batches and run in
 numpy, in rounds over the keys not yet settled: one probe distance each, a lookup's further rounds
 a window of them.
 
@@ -30,6 +31,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from kvtier_agent.cache.index_hash import crowded, new_seed
 from kvtier_agent.cache.record import (
     NO_ROW,
     NO_SLOT,
@@ -42,124 +44,19 @@ from kvtier_agent.cache.record import (
     seals,
 )
 from kvtier_agent.cache.table_notes import Place, write_note
-
-MAGIC = b"KVTIERPT"
-LAYOUT_VERSION = 2
-HEADER_BYTES = 8192
-INDEX_PER_PAGE = 4  # room for a power of two that keeps the index at most half full
-EMPTY = 0xFFFFFFFF
-TOMB = 0xFFFFFFFE
-FIRST_CAPACITY = 4096
-_RECORD_WORDS = RECORD.itemsize // 8
-_KEY_WORD = dict(RECORD.fields or {})["key"][1] // 8
-_WINDOWS = tuple(np.arange(places)[:, None] for places in (8, 32))
-"""Places of the index that a lookup looks at in its second and each later round, as columns."""
-TABLE_MODE = 0o640
-
-HEADER = np.dtype(
-    [
-        ("magic", "S8"),
-        ("layout_version", "<u4"),
-        ("record_bytes", "<u4"),
-        ("boot_id", "V16"),
-        ("max_pages", "<u8"),
-        ("capacity", "<u8"),  # records in use by the writer; the rest of the file is a hole
-        ("index_slots", "<u8"),  # power of two
-        ("index_seq", "<u8"),
-        ("pages", "<u8"),
-        # Bytes from the start of each arena that surely have memory behind them.
-        ("l0_backed", "<u8"),
-        ("l1_backed", "<u8"),
-    ]
+from kvtier_agent.cache.table_view import (
+    EMPTY,
+    HEADER_BYTES,
+    LAYOUT_VERSION,
+    MAGIC,
+    TOMB,
+    TableError,
+    TableView,
+    table_bytes,
 )
 
-
-class TableError(Exception):
-    """The table cannot be made, grown or read; one line that says what to do."""
-
-
-def table_bytes(max_pages: int) -> int:
-    """Bytes of a table file with room for ``max_pages``, all of it in use."""
-    return HEADER_BYTES + max_pages * (RECORD.itemsize + 4 * INDEX_PER_PAGE)
-
-
-class TableView:
-    """A mapped table file: its arrays and the batch lookup, common to writer and readers."""
-
-    def __init__(self, buffer: mmap.mmap, max_pages: int) -> None:
-        self.max_pages = max_pages
-        self._buffer = buffer
-        self.header: NDArray[Any] = np.frombuffer(buffer, dtype=HEADER, count=1)
-        self.records: NDArray[Any] = np.frombuffer(
-            buffer, dtype=RECORD, count=max_pages, offset=HEADER_BYTES
-        )
-        self.index: NDArray[np.uint32] = np.frombuffer(
-            buffer,
-            dtype="<u4",
-            count=INDEX_PER_PAGE * max_pages,
-            offset=HEADER_BYTES + max_pages * RECORD.itemsize,
-        )
-        for name in RECORD.names or ():
-            setattr(self, name, self.records[name])
-        self.key: NDArray[np.uint64] = self.records["key"]
-        # The same records as plain words: to take from a flat array is several times faster.
-        self._words: NDArray[np.uint64] = np.frombuffer(
-            buffer, dtype="<u8", count=max_pages * _RECORD_WORDS, offset=HEADER_BYTES
-        )
-
-    def find(self, pairs: NDArray[np.uint64]) -> Rows:
-        """Rows of keys given as (n, 2) uint64; NO_ROW where absent."""
-        mask = int(self.header["index_slots"][0]) - 1
-        where = (pairs[:, 0] & np.uint64(mask)).astype(np.intp)
-        row = self.index.take(where)
-        real = row < TOMB
-        word = self._key_word(row, real)
-        match = self._words.take(word) == pairs[:, 0]
-        word += 1
-        match &= self._words.take(word) == pairs[:, 1]
-        match &= real
-        found = np.where(match, row, np.uint32(NO_ROW))
-        active = (~match & (row != EMPTY)).nonzero()[0]
-        if active.size:
-            self._find_further(pairs, found, active, where[active] + 1, mask)
-        return found
-
-    def _find_further(
-        self,
-        pairs: NDArray[np.uint64],
-        found: Rows,
-        active: NDArray[np.intp],
-        where: NDArray[np.intp],
-        mask: int,
-    ) -> None:
-        """Fill in `found` for the keys `active`, whose next place to look is `where`. Few are left
-        after the first probe, some of them in long clusters: a round looks at a window of places
-        at once, for numpy's price is by the call and not by the element."""
-        windows = iter(_WINDOWS)
-        ahead = next(windows)
-        while active.size:
-            row = self.index.take((where + ahead) & mask)  # (places, keys)
-            word = self._key_word(row, row < TOMB)
-            likely = (self._words.take(word) == pairs[active, 0]).ravel().nonzero()[0]
-            which = likely % active.size
-            rows = row.ravel()[likely]
-            good = self._words.take(word.ravel()[likely] + 1) == pairs[active[which], 1]
-            good &= rows < TOMB
-            if not good.all():
-                which, rows = which[good], rows[good]
-            found[active[which]] = rows
-            going = (row != EMPTY).all(axis=0)
-            going[which] = False
-            active, where = active[going], where[going] + len(ahead)
-            ahead = next(windows, ahead)
-
-    @staticmethod
-    def _key_word(row: Rows, real: NDArray[np.bool_]) -> NDArray[np.intp]:
-        """Where in `_words` the keys of these rows begin; row 0 stands for those that are none."""
-        word = np.multiply(row, real, dtype=np.intp)
-        word *= _RECORD_WORDS
-        word += _KEY_WORD
-        return word
+FIRST_CAPACITY = 4096
+TABLE_MODE = 0o640
 
 
 class PageTable(TableView):
@@ -224,6 +121,7 @@ class PageTable(TableView):
         header["record_bytes"] = RECORD.itemsize
         header["boot_id"] = np.void(boot_id)
         header["max_pages"] = max_pages
+        header["hash_seed"] = new_seed()
         self._free = np.empty(0, dtype=np.uint32)
         self._free_count = 0
         self._tombs = 0
@@ -310,8 +208,8 @@ class PageTable(TableView):
 
     def unlink(self, rows: Rows) -> None:
         """Take rows out of the index: lookups miss from now on. The rows stay taken."""
-        mask = np.uint64(int(self.header["index_slots"][0]) - 1)
-        where = self.key[rows][:, 0] & mask
+        mask = int(self.header["index_slots"][0]) - 1
+        where = self._home(self.key[rows])
         active = np.arange(len(rows))
         while active.size:
             here = self.index[where] == rows[active]
@@ -320,7 +218,7 @@ class PageTable(TableView):
             if lost.any():
                 raise AssertionError("a row to be unlinked is not in the index")
             active = active[~here]
-            where = (where[~here] + np.uint64(1)) & mask
+            where = (where[~here] + 1) & mask
         self._tombs += len(rows)
 
     def free(self, rows: Rows) -> None:
@@ -378,10 +276,23 @@ class PageTable(TableView):
                 path.unlink(missing_ok=True)
 
     def _link(self, rows: Rows) -> None:
-        mask = np.uint64(int(self.header["index_slots"][0]) - 1)
-        where = self.key[rows][:, 0] & mask
+        """Into the index, with another seed where this one crowds it."""
+        if self._linked(rows):
+            return
+        slots = int(self.header["index_slots"][0])
+        old = self.index[:slots]
+        known = np.union1d(old[old < TOMB], rows).astype(np.uint32)
+        self._rebuild(slots, known, new_seed())
+
+    def _linked(self, rows: Rows, *, patient: bool = False) -> bool:
+        """False: given up, with some of them in. `patient`: however long it takes."""
+        mask = int(self.header["index_slots"][0]) - 1
+        where = self._home(self.key[rows])
         active = rows
+        rounds = 0
         while active.size:
+            if not patient and crowded(rounds, active.size, rows.size):
+                return False
             held = self.index[where]
             open_ = np.flatnonzero(held >= TOMB)
             # Several rows may want the same open slot: the one that stands there then has it.
@@ -392,7 +303,9 @@ class PageTable(TableView):
             going = np.ones(active.size, dtype=bool)
             going[winners] = False
             active = active[going]
-            where = (where[going] + np.uint64(1)) & mask
+            where = (where[going] + 1) & mask
+            rounds += 1
+        return True
 
     def _grow(self, capacity: int) -> None:
         if capacity <= self.capacity:
@@ -412,16 +325,20 @@ class PageTable(TableView):
         self.header["capacity"] = capacity
         self._rebuild(slots)
 
-    def _rebuild(self, slots: int) -> None:
-        """Sweep the tombstones (and take a new size). Unlinked rows stay out."""
-        old = self.index[: int(self.header["index_slots"][0])]
-        rows = old[old < TOMB].copy()
+    def _rebuild(self, slots: int, rows: Rows | None = None, seed: int | None = None) -> None:
+        """Sweep the tombstones (and take a new size, a new seed). Unlinked rows stay out.
+        `rows`: those that are to be in it, where the index does not say."""
+        if rows is None:
+            old = self.index[: int(self.header["index_slots"][0])]
+            rows = old[old < TOMB].copy()
         self.header["index_seq"] += np.uint64(1)
         self.header["index_slots"] = slots
+        if seed is not None:
+            self.header["hash_seed"] = seed
         self.index[:slots] = EMPTY
         self._tombs = 0
-        if rows.size:
-            self._link(rows)
+        # Nobody can have chosen keys against a seed that is new.
+        self._linked(rows, patient=True)
         self.header["index_seq"] += np.uint64(1)
 
     def _back(self, offset: int, length: int) -> None:

@@ -13,11 +13,11 @@ from numpy.typing import NDArray
 from kvtier_agent.cache import admission
 from kvtier_agent.cache.identity import NO_PARENT, KeyArray
 from kvtier_agent.cache.leases import LeaseBook
-from kvtier_agent.cache.page_table import TableError
 from kvtier_agent.cache.pressure import RecentValue
 from kvtier_agent.cache.record import NO_ROW, NO_SLOT, Flag, Rows, State, as_u64_pairs
 from kvtier_agent.cache.results import MISS, U8, U64, CommitStatus, PutResult, PutStatus
 from kvtier_agent.cache.shelves import Shelves
+from kvtier_agent.cache.table_view import TableError
 from kvtier_agent.cache.traffic import Traffic
 from kvtier_agent.cache.worth import Worth
 

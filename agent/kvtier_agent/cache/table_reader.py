@@ -16,7 +16,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kvtier_agent.cache.page_table import (
+from kvtier_agent.cache.record import NO_ROW, RECORD, Rows, State, as_u64_pairs
+from kvtier_agent.cache.table_notes import START, read_note
+from kvtier_agent.cache.table_view import (
     HEADER,
     HEADER_BYTES,
     INDEX_PER_PAGE,
@@ -25,8 +27,6 @@ from kvtier_agent.cache.page_table import (
     TableError,
     TableView,
 )
-from kvtier_agent.cache.record import NO_ROW, RECORD, Rows, State, as_u64_pairs
-from kvtier_agent.cache.table_notes import START, read_note
 
 REBUILD_SECONDS = 0.02
 

@@ -18,15 +18,15 @@ from kvtier_agent.cache import table_notes
 from kvtier_agent.cache.arena import KeptFile, check_ours
 from kvtier_agent.cache.geometry import Geometry, GeometryError
 from kvtier_agent.cache.identity import KEY_VERSION
-from kvtier_agent.cache.page_table import (
+from kvtier_agent.cache.page_table import TABLE_MODE
+from kvtier_agent.cache.record import RECORD
+from kvtier_agent.cache.table_view import (
     HEADER,
     HEADER_BYTES,
     LAYOUT_VERSION,
     MAGIC,
-    TABLE_MODE,
     table_bytes,
 )
-from kvtier_agent.cache.record import RECORD
 
 CHUNK_RECORDS = 1 << 20
 

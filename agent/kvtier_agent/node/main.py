@@ -31,8 +31,8 @@ from typing import TYPE_CHECKING, Any, Final
 import structlog
 
 from kvtier_agent import logs, native
-from kvtier_agent.cache.page_table import table_bytes
 from kvtier_agent.cache.settings import CacheSettings
+from kvtier_agent.cache.table_view import table_bytes
 from kvtier_agent.node import facts
 from kvtier_agent.node.board import StatusBoard
 from kvtier_agent.node.control import Control

@@ -25,9 +25,9 @@ from kvtier_agent.cache.cache import NO_BUDGETS, Cache
 from kvtier_agent.cache.geometry import ALIGNMENT, Geometry
 from kvtier_agent.cache.identity import KEY_VERSION
 from kvtier_agent.cache.moves import Move, MoveKind, Outcome
-from kvtier_agent.cache.page_table import LAYOUT_VERSION
 from kvtier_agent.cache.results import Registration, Ticket
 from kvtier_agent.cache.settings import Behaviour, Budgets
+from kvtier_agent.cache.table_view import LAYOUT_VERSION
 from kvtier_agent.storage import recovery
 from kvtier_agent.storage.copier import Copier
 from kvtier_agent.storage.fileio import FileIO, allow_many_files

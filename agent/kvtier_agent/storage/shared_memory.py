@@ -25,9 +25,10 @@ from kvtier_agent.cache.arena import ArenaError, KeptFile, ShmArena
 from kvtier_agent.cache.cache import Cache
 from kvtier_agent.cache.geometry import Geometry
 from kvtier_agent.cache.identity import KEY_VERSION
-from kvtier_agent.cache.page_table import PageTable, TableError
+from kvtier_agent.cache.page_table import PageTable
 from kvtier_agent.cache.record import READ_L1, Rows
 from kvtier_agent.cache.table_remains import Remains, RemainsError, read_remains
+from kvtier_agent.cache.table_view import TableError
 from kvtier_agent.cache.warm import Restart, Survivors, choose
 from kvtier_agent.storage.settings import CoreError, CoreSettings
 

@@ -7,12 +7,13 @@ import numpy as np
 import pytest
 from kvtier_agent.cache.cache import Cache
 from kvtier_agent.cache.geometry import Geometry
-from kvtier_agent.cache.page_table import PageTable, TableError
+from kvtier_agent.cache.page_table import PageTable
 from kvtier_agent.cache.quarantine import MAX_TRIES, Quarantine
 from kvtier_agent.cache.record import State
 from kvtier_agent.cache.settings import Behaviour, Budgets
 from kvtier_agent.cache.snapshot import check_books
 from kvtier_agent.cache.table_reader import TableReader
+from kvtier_agent.cache.table_view import TableError
 
 PAGE = 4096
 KEYS = np.random.default_rng(8).integers(0, 256, (64, 16), dtype=np.uint8)

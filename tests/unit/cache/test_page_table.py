@@ -5,20 +5,41 @@ import sys
 
 import numpy as np
 import pytest
-from kvtier_agent.cache.page_table import PageTable, TableError
-from kvtier_agent.cache.record import NO_ROW, RECORD, TRANSITIONS, State, StateError
+from kvtier_agent.cache.index_hash import MOST_PROBES, home
+from kvtier_agent.cache.page_table import PageTable
+from kvtier_agent.cache.record import (
+    NO_ROW,
+    RECORD,
+    TRANSITIONS,
+    State,
+    StateError,
+    as_u64_pairs,
+)
 from kvtier_agent.cache.table_reader import TableReader
+from kvtier_agent.cache.table_view import TableError
 
 
 def keys(seed: int, count: int) -> np.ndarray:
     return np.random.default_rng(seed).integers(0, 256, (count, 16), dtype=np.uint8)
 
 
-def clashing_keys(count: int) -> np.ndarray:
-    """All want the same place in the index."""
+def alike_keys(count: int) -> np.ndarray:
+    """The first half of all is the same."""
     out = np.zeros((count, 16), dtype=np.uint8)
     out[:, 8:12] = np.arange(count, dtype="<u4").view(np.uint8).reshape(-1, 4)
     return out
+
+
+def clashing_keys(table: PageTable, count: int, places: int = 1) -> np.ndarray:
+    """Chosen against the table's seed: all searches begin at the first places of the index."""
+    seed, slots = int(table.header["hash_seed"][0]), int(table.header["index_slots"][0])
+    found: list[np.ndarray] = []
+    for number in range(10_000):
+        some = keys(number, 1 << 16)
+        found.append(some[home(as_u64_pairs(some), seed, slots) < places])
+        if sum(map(len, found)) >= count:
+            return np.concatenate(found)[:count]
+    raise AssertionError("none found")
 
 
 def store(table: PageTable, some: np.ndarray) -> np.ndarray:
@@ -37,7 +58,7 @@ def test_a_record_is_128_bytes():
     assert RECORD.itemsize == 128
 
 
-@pytest.mark.parametrize("make", [lambda n: keys(3, n), clashing_keys])
+@pytest.mark.parametrize("make", [lambda n: keys(3, n), alike_keys])
 def test_what_is_inserted_is_found_and_what_is_removed_is_not(make):
     table = PageTable(max_pages=2000)
     some = make(1000)
@@ -54,6 +75,35 @@ def test_what_is_inserted_is_found_and_what_is_removed_is_not(make):
     assert (found[kept] == rows[kept]).all()
     assert (found[~kept] == NO_ROW).all()
     assert table.pages == kept.sum()
+
+
+def test_keys_chosen_to_clash_are_stored_and_found_under_another_seed():
+    table = PageTable(max_pages=5000)
+    others = keys(1, 500)
+    rows = store(table, others)
+    seed = int(table.header["hash_seed"][0])
+    chosen = clashing_keys(table, 1000, places=2)
+    at_once = store(table, chosen[:700])
+    assert int(table.header["hash_seed"][0]) != seed
+    assert int(table.header["index_seq"][0]) % 2 == 0
+    assert (table.lookup(others) == rows).all()
+    assert (table.lookup(chosen[:700]) == at_once).all()
+    table.unlink(at_once[::2])
+    table.free(at_once[::2])
+    later = store(table, chosen[700:])
+    assert (table.lookup(chosen[700:]) == later).all()
+    assert (table.lookup(chosen[:700:2]) == NO_ROW).all()
+    assert (table.lookup(others) == rows).all()
+
+
+def test_keys_that_clash_one_by_one_are_met_before_a_search_gets_long():
+    table = PageTable(max_pages=2000)
+    seed = int(table.header["hash_seed"][0])
+    chosen = clashing_keys(table, MOST_PROBES + 1)
+    for i in range(len(chosen)):
+        store(table, chosen[i : i + 1])
+    assert int(table.header["hash_seed"][0]) != seed
+    assert (table.lookup(chosen) != NO_ROW).all()
 
 
 def test_against_a_dictionary_through_tombstones_and_growth():

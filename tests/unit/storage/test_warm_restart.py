@@ -11,11 +11,11 @@ import pytest
 import xxhash
 from kvtier_agent.cache import page_table, table_notes
 from kvtier_agent.cache.geometry import Geometry
-from kvtier_agent.cache.page_table import HEADER, HEADER_BYTES
 from kvtier_agent.cache.record import RECORD
 from kvtier_agent.cache.results import MISS
 from kvtier_agent.cache.settings import Behaviour, Budgets, CacheSettings, FrozenPrefix
 from kvtier_agent.cache.snapshot import check_books
+from kvtier_agent.cache.table_view import HEADER, HEADER_BYTES
 from kvtier_agent.storage.core import Core, CoreError, CoreSettings
 
 PAGE = 4096
