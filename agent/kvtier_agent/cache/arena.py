@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import ctypes
 import errno
-import mmap
 import os
 import stat
 from collections.abc import Callable
@@ -31,6 +30,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from kvtier_agent.cache.aligned_map import map_shared
 from kvtier_agent.cache.geometry import ALIGNMENT, align_up
 from kvtier_agent.native import guard
 
@@ -117,18 +117,17 @@ class ShmArena:
         self.path = path
         self.size_bytes = align_up(max(maximum_bytes, ALIGNMENT))
         self._first = 0
+        """Bytes at the start that have memory behind them, while there are no slots."""
         self.on_backed: Callable[[int], None] = lambda _: None
         """Called with the bytes from the start that surely have memory behind them: before they
         become fewer, after they became more."""
         self.fd = self._make(mode, gid) if kept is None else self._reopen(kept, mode, gid)
         try:
-            self._map = mmap.mmap(self.fd, self.size_bytes, mmap.MAP_SHARED)
+            self.bytes = map_shared(self.fd, self.size_bytes)
         except OSError as error:
             raise self._given_up(error) from error
-        self._guard = guard(self._map)
+        self._guard = guard(self.bytes)
         self.inode = os.fstat(self.fd).st_ino
-        self.bytes = np.frombuffer(self._map, dtype=np.uint8)
-        """Bytes at the start that have memory behind them, while there are no slots."""
         self._backed: NDArray[np.bool_] | None = None
         """The same per slot, from the first call that names slots on."""
         self._slot_bytes = 0

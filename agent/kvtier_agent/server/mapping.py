@@ -10,7 +10,6 @@ slot after the copy cannot matter, and what it wrote before is found.
 
 from __future__ import annotations
 
-import mmap
 import os
 from collections.abc import Sequence
 from typing import Any, Protocol
@@ -18,6 +17,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from kvtier_agent.cache.aligned_map import map_shared
 from kvtier_agent.native import copier, guard
 from kvtier_agent.server.protocol import ArenaInfo
 
@@ -61,12 +61,11 @@ class FileArena:
         self.tier = info.tier
         try:
             size = min(info.size_bytes, os.fstat(descriptor).st_size)
-            self._map = mmap.mmap(descriptor, size, mmap.MAP_SHARED)
+            self._array = map_shared(descriptor, size)
         finally:
             os.close(descriptor)
-        self._guard = guard(self._map)
-        self._memory = memoryview(self._map)
-        self._array = np.frombuffer(self._memory, np.uint8)
+        self._guard = guard(self._array)
+        self._memory = self._array.data
 
     def view(self, offset: int, length: int) -> NDArray[np.uint8]:
         """The bytes of a slot, in place."""
