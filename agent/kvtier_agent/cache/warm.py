@@ -7,7 +7,8 @@ leases, reservations, client numbers, copies in L2 and the index are not looked 
 A record is dropped, never mended, when
 
     hbm           the page lay only in HBM, whose contents went with the process
-    unfinished    it was being written, or the record was being changed (`seq` odd)
+    unfinished    it was being written or just leaving (its slot was given back), or the record
+                  was being changed (`seq` odd)
     doomed        it was to go when its last reader had left
     inconsistent  state, flags, size, key, tiers or slot cannot be, or the seal is not the record's
     conflict      another record has the same slot or the same key: neither is believed
@@ -99,7 +100,12 @@ def choose(records: NDArray[Any], *, page_bytes: int, slots: int, room: int) -> 
     shared = _slot_shared(records, live) | _key_shared(records, readable & ~doomed)
     reasons = {
         "hbm": READ_L0[state],
-        "unfinished": live & ((records["seq"] % 2 != 0) | (state == State.WRITING)),
+        "unfinished": live
+        & (
+            (records["seq"] % 2 != 0)
+            | (state == State.WRITING)
+            | (readable & (records["l1_slot"] == NO_SLOT))
+        ),
         "doomed": doomed,
         "inconsistent": (live & ~known) | (readable & ~_possible(records, page_bytes, slots)),
         "conflict": readable & shared,

@@ -64,7 +64,7 @@ def test_of_too_many_the_least_recently_used_go() -> None:
         ("tiers", 4, "inconsistent"),
         ("key", 0, "inconsistent"),
         ("l1_slot", 5, "inconsistent"),
-        ("l1_slot", NO_SLOT, "inconsistent"),
+        ("l1_slot", NO_SLOT, "unfinished"),
         ("checksum", 1, "inconsistent"),
         ("parent", 1, "inconsistent"),
         ("depth", 1, "inconsistent"),
