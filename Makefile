@@ -85,6 +85,9 @@ bench: setup  ## Speed against baselines: all, or one (ARGS='memory --json -'; `
 bench-peers: setup  ## kvtier beside LMCache, which is installed into the user's cache once (ARGS='--rounds 3')
 	$(PY) benchmarks/peers/table.py $(ARGS)
 
+crash: setup  ## 10,000 simulated power cuts and 200 real SIGKILLs: does NVMe keep its promises? (ARGS="--kills 20")
+	$(TOOLS) -m crash $(ARGS)
+
 image: setup  ## Build the operator and the agent image with docker or podman
 	$(TOOLS) -m image build $(ARGS)
 
@@ -112,4 +115,4 @@ reference: setup  ## Generate crds/*.yaml and docs/reference from the models and
 clean:  ## Remove what the targets made here (the tools' cache of the user stays)
 	rm -rf $(VENV) $(VENV)-vllm .tools demo-out .image native/target native/wheels/*.whl .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 
-.PHONY: help setup tools demo lint test test-slow bench bench-peers image image-test lock reference clean
+.PHONY: help setup tools demo lint test test-slow bench bench-peers crash image image-test lock reference clean

@@ -77,7 +77,7 @@ def _begin(journal: Journal) -> GrowingFile:
     try:
         name = checkpoint_name(number) + TEMPORARY
         new = journal.create(name, CHECKPOINT_MAGIC, number, BLOCK)
-        new.reserve(journal.bytes_to_merge + BLOCK)
+        new.reserve(journal.bytes_to_expect)
     except OSError:
         if new is not None:
             journal.discard(new)

@@ -99,6 +99,8 @@ class Journal:
         self.space = space
         self.settings = settings or JournalSettings()
         self.cap_bytes = cap_bytes
+        self.slots = 0
+        """Of the tier, at most; 0: not known."""
         self.old = old or Old()
         self.leftover: dict[str, int] = {}
         """Files to be removed, with their bytes of blocks."""
@@ -188,8 +190,15 @@ class Journal:
 
     @property
     def bytes_to_merge(self) -> int:
-        """What a checkpoint made now takes at most. For the thread that makes them."""
+        """Bytes that a checkpoint made now reads. For the thread that makes them."""
         return self.old.held_bytes + self._log.end
+
+    @property
+    def bytes_to_expect(self) -> int:
+        """What a checkpoint made now takes at most, unless the tier has just become smaller."""
+        full = self.settings.checkpoint_bytes(self.slots, self.identity.per_segment)
+        merged = self.bytes_to_merge
+        return BLOCK + (min(merged, full) if self.slots else merged)
 
     @property
     def due(self) -> bool:

@@ -18,6 +18,8 @@ from kvtier_agent.storage.fileio import FileIO
 from kvtier_agent.storage.journal_format import EVENT, FileHeader, Identity
 
 BLOCK = 4096
+FEW_SEGMENTS = 128
+"""Small tiers are cut into so many segments, whatever a full segment holds."""
 LOG_NAME = re.compile(r"journal-(\d{8})\.log")
 CHECKPOINT_NAME = re.compile(r"checkpoint-(\d{8})\.kv")
 TEMPORARY = ".new"
@@ -44,8 +46,8 @@ class JournalSettings:
     """Size of the live log, in percent of the last checkpoint, at which the next checkpoint is
     due: 5 to 100. Less: shorter recovery, more bytes written by checkpoints."""
     least_log_bytes: int = 1 << 20
-    """No checkpoint is due below this: 4 KiB to 1 GiB. A tier of less than 64 times as much takes
-    a 64th of its own size."""
+    """No checkpoint is due below this: 4 KiB to 1 GiB. A tier of less than 256 times as much takes
+    a 256th of its own size."""
     bytes_per_second: int = 64 << 20
     """Pace of a checkpoint, reading and writing together: 1 MiB/s to 16 GiB/s."""
 
@@ -61,19 +63,25 @@ class JournalSettings:
 
     def least_log(self, cap_bytes: int) -> int:
         """The least log of a tier of `cap_bytes`, whole blocks."""
-        return max(BLOCK, min(self.least_log_bytes, cap_bytes // 64) // BLOCK * BLOCK)
+        return max(BLOCK, min(self.least_log_bytes, cap_bytes // 256) // BLOCK * BLOCK)
 
     def log_limit(self, checkpoint_bytes: int, cap_bytes: int) -> int:
         """Bytes of logs at which a checkpoint is due."""
         return max(self.least_log(cap_bytes), checkpoint_bytes * self.log_percent // 100)
 
+    def checkpoint_bytes(self, slots: int, per_segment: int) -> int:
+        """A checkpoint of a tier in which every slot is in use, but for its last block."""
+        segments = slots // per_segment + min(slots, FEW_SEGMENTS)
+        return (slots + segments) * (EVENT.itemsize + 1)
+
     def space_bytes(self, slots: int, per_segment: int, volumes: int, cap_bytes: int) -> int:
-        """What the journals of a tier of so many slots may take: two checkpoints (the old one goes
-        when the new one is there), the live log and the one being merged; per volume their last
-        blocks and the least logs."""
-        checkpoint = (slots + slots // per_segment + 1) * (EVENT.itemsize + 1)
-        each = 2 * self.least_log(cap_bytes) + 4 * BLOCK
-        return checkpoint * (200 + 2 * self.log_percent) // 100 + volumes * each
+        """What the journals of a tier of so many slots may take: the old checkpoint and the logs
+        that are due to be merged, as much again for the new one, which is laid out before it is
+        known how much shorter it will be, and a live log meanwhile. Per volume the least logs and
+        the last blocks of files."""
+        checkpoint = self.checkpoint_bytes(slots, per_segment)
+        each = 3 * self.least_log(cap_bytes) + 8 * BLOCK
+        return checkpoint * (200 + 3 * self.log_percent) // 100 + volumes * each
 
 
 class Space:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from kvtier_agent.cache.settings import Durability
 from kvtier_agent.storage.fileio import FileIO
 from kvtier_agent.storage.journal import Journal, Old
-from kvtier_agent.storage.journal_files import JournalSettings, Space
+from kvtier_agent.storage.journal_files import BLOCK, JournalSettings, Space
 from kvtier_agent.storage.journal_format import Identity
 from kvtier_agent.storage.journal_reader import Contents
 from kvtier_agent.storage.segment import PageStamp, SegmentGoneError
@@ -41,6 +41,7 @@ class Journals:
         self.generations: dict[int, int] = {}
         self.durability: Durability = "async"
         self.cap_bytes = 0
+        self.slots = 0
         self.found: Slots = np.empty(0, dtype=np.uint32)
         """Slots of the pages found at start, until it is settled which of them are kept."""
         self._io = io
@@ -54,15 +55,16 @@ class Journals:
         """New limits; what of a tier of at most `slots` slots is for its journals, bytes. A tier
         that shrinks keeps room for the checkpoint by which its journals shrink too."""
         self.durability = durability
-        self.cap_bytes = cap_bytes
+        self.cap_bytes, self.slots = cap_bytes, slots
         for journal in list(self._held.values()):
-            journal.cap_bytes = cap_bytes
+            journal.cap_bytes, journal.slots = cap_bytes, slots
         used = self.space.used_bytes
         limit = used
         if durability != "none":
             per_segment = self.identity.per_segment
             need = self.settings.space_bytes(slots, per_segment, volumes, cap_bytes)
-            limit = max(need, 2 * used + self.settings.least_log(cap_bytes) if used > need else 0)
+            full = self.settings.checkpoint_bytes(slots, per_segment)
+            limit = max(need, used + full + self.settings.log_limit(full, cap_bytes) + 4 * BLOCK)
         self.space.limit_bytes = limit
         return limit
 
@@ -153,6 +155,7 @@ class Journals:
             old=old,
             number=number,
         )
+        journal.slots = self.slots
         self._held[volume.name] = journal
         return journal
 

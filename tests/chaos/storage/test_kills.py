@@ -1,0 +1,20 @@
+"""Real SIGKILLs under load on a real file system; 200 of them in `make crash`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from crash.kills import KillTally, kill_run
+
+
+@pytest.mark.parametrize("kills", [2, pytest.param(20, marks=pytest.mark.slow)])
+@pytest.mark.timeout(900)
+def test_a_kill_costs_no_page_on_nvme_and_brings_no_wrong_byte(tmp_path: Path, kills: int) -> None:
+    tally = KillTally()
+    kill_run(tmp_path, kills, 1, tally)
+    assert tally.problems == []
+    assert tally.bad == 0
+    assert tally.kills == kills
+    assert tally.pages_loaded > 50
+    assert tally.promised > 20

@@ -1,0 +1,69 @@
+"""Power cuts at any change that L2 makes to a drive, simulated: the full run is `make crash`."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+from crash.check import Tally, cut_everywhere, record
+from crash.disk import Change, Cutter, RecordingIO
+
+
+@pytest.fixture
+def cut(tmp_path: Path) -> Path:
+    (tmp_path / "cut" / "data0").mkdir(parents=True)
+    return tmp_path / "cut"
+
+
+def work(tmp_path: Path, seed: int, steps: int = 120) -> list[Change]:
+    (tmp_path / "work").mkdir()
+    return record(tmp_path / "work", seed, steps)
+
+
+@pytest.mark.parametrize("seed", [1, 6, 13, 17])
+def test_a_cut_anywhere_breaks_no_promise(tmp_path: Path, cut: Path, seed: int) -> None:
+    tally = Tally()
+    cut_everywhere(work(tmp_path, seed), cut, seed, tally, every=6)
+    assert tally.problems == []
+    assert tally.bad == 0
+    assert tally.cuts > 50
+    assert tally.pages_right > 500
+
+
+def without(trace: list[Change], what: str) -> list[Change]:
+    """As if the drive (or the agent) left out these."""
+    return [change for change in trace if change.what != what]
+
+
+@pytest.mark.parametrize("what", ["flush", "folder"])
+def test_the_simulator_notices_what_is_not_flushed(tmp_path: Path, cut: Path, what: str) -> None:
+    tally = Tally()
+    cut_everywhere(without(work(tmp_path, 6), what), cut, 6, tally, every=20, again=0.0)
+    assert tally.promises_broken > 0
+    assert tally.wrong_bytes == tally.starts_failed == tally.cap_broken == 0
+
+
+def test_the_model_of_the_disk_is_the_disk_when_all_is_flushed(tmp_path: Path, cut: Path) -> None:
+    """With nothing pending a cut leaves just what the real file system shows."""
+    trace = work(tmp_path, 3)
+    files = {change.file for change in trace}
+    cutter = Cutter([*trace, *(Change("flush", n) for n in files), Change("folder")])
+    while cutter.at < len(cutter.trace):
+        cutter.forward()
+    cutter.cut(random.Random(0), cut)
+    real = tmp_path / "work" / "data0" / "kvtier" / "d"
+    left = {p.name: p for p in real.iterdir() if p.name != "lock"}
+    assert {p.name for p in cut.iterdir()} - {"data0"} == set(left)
+    for name, path in left.items():
+        assert (cut / name).read_bytes() == path.read_bytes(), name
+
+
+def test_a_recorder_takes_over_what_is_there(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"x" * 5000)
+    cutter = Cutter(RecordingIO(tmp_path).trace)
+    while cutter.at < len(cutter.trace):
+        cutter.forward()
+    (tmp_path / "out").mkdir()
+    cutter.cut(random.Random(0), tmp_path / "out")
+    assert (tmp_path / "out" / "file").read_bytes() == b"x" * 5000
