@@ -173,7 +173,7 @@ def test_pages_spread_over_volumes_and_a_volume_can_leave(make_l2, tmp_path):
     other = Volume("data1", second, "d", allow_root_filesystem=True)
     one.l2.add(other)
     one.l2.per_segment = 2
-    one.l2.limit(10 * one.l2.stride + 65536, 0, "async")
+    one.limit(16)
     assert (one.write(range(8))[0] == OK).all()
     assert len(list(one.folder.glob("segment-*"))) == 2
     assert len(list(other.folder.glob("segment-*"))) == 2
