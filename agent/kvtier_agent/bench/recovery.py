@@ -9,6 +9,7 @@ answers sooner.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable
 from typing import Final
@@ -33,6 +34,8 @@ QUEUE_BYTES: Final = 8 * CHAIN * PAGE_BYTES
 SETTLE_SECONDS: Final = 120.0
 """How long nothing may happen before it is a problem."""
 RECOVER_SECONDS: Final = 600.0
+LOOK_SECONDS: Final = 0.02
+"""Between two looks at a restarted agent, which needs its time for other things."""
 SAMPLE: Final = 16
 """Every so many chains one is asked for after a restart."""
 _BYTES_A_PAGE: Final = 3 * PAGE_BYTES
@@ -111,21 +114,19 @@ def _restart(stand: Stand, asked: list[np.ndarray], expected: list[int]) -> floa
     end = begin + RECOVER_SECONDS
     stand.agent.start()
     found: list[int] = []
-    while time.perf_counter() < end:
-        with Client(
-            stand.agent.socket, GEOMETRY, timeout_seconds=CALL_SECONDS, name="bench",
-            raise_errors=True,
-        ) as client:  # fmt: skip
-            try:
+    with Client(
+        stand.agent.socket, GEOMETRY, timeout_seconds=CALL_SECONDS, name="bench", raise_errors=True
+    ) as client:
+        while time.perf_counter() < end:
+            # While pages are still being found again the agent answers, and has none.
+            with contextlib.suppress(AgentError):
                 found = [int((client.lookup(keys).tiers == 2).sum()) for keys in asked]
-            except AgentError:
-                found = []
             if sum(found) >= 0.99 * sum(expected):
                 return time.perf_counter() - begin
-        gone = stand.agent.alive()
-        if gone:
-            raise BenchError(gone)
-        time.sleep(0.01)
+            gone = stand.agent.alive()
+            if gone:
+                raise BenchError(gone)
+            time.sleep(LOOK_SECONDS)
     raise BenchError(
         f"{sum(found)} of {sum(expected)} pages were found {RECOVER_SECONDS:g} s after the restart"
     )
