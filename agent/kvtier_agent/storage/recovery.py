@@ -155,7 +155,7 @@ def sweep(name: str, mount: Path, domain: str, io: FileIO) -> None:
 def keep_only(l2: L2, slots: Slots) -> None:
     """Give back the blocks of every slot but these."""
     found, l2.journals.found = l2.journals.found, np.empty(0, dtype=np.uint32)
-    dropped = _by_segment(l2, np.setdiff1d(found, slots))
+    dropped = _by_segment(l2, np.sort(np.setdiff1d(found, slots, assume_unique=True)))
     kept = _by_segment(l2, np.sort(slots))
     for number, (segment, volume) in list(l2.segments.items()):
         if number in dropped:
