@@ -42,6 +42,10 @@ def configure(level: str = "info") -> None:
     for noisy in ("kopf", "asyncio", "aiohttp"):
         logging.getLogger(noisy).setLevel(max(logging.WARNING, logging.getLevelName(level.upper())))
     logging.getLogger("kopf.objects").setLevel(logging.ERROR)
+    if level != "debug":
+        # How a task of kopf ended is what this process ends with, and says, itself.
+        for twice in ("orchestration", "running"):
+            logging.getLogger(f"kopf._core.reactor.{twice}").setLevel(logging.CRITICAL)
 
 
 def get_logger(name: str) -> structlog.stdlib.BoundLogger:

@@ -3,16 +3,16 @@
 1. probes, so that the kubelet sees a live process at once;
 2. wait for the API server and the CRDs;
 3. the reconciler, which waits for the first lists;
-4. kopf, which brings them, and runs until SIGTERM or an error of a watch.
+4. kopf, which brings them, and runs until SIGTERM or an error that ends a watch.
 
-Whatever ends first ends the process: a reconciler that died must not leave an informer behind that
-looks healthy. A restart is normal and loses nothing.
+Whatever ends first ends the process, within seconds (`runtime.ending`): a reconciler that died must
+not leave an informer behind that looks healthy, nor a watch that died a reconciler. A restart is
+normal and loses nothing.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import random
 import signal
@@ -26,8 +26,10 @@ from kvtier_operator.logs import configure, get_logger
 from kvtier_operator.metrics import CONTENT_TYPE, Metrics
 from kvtier_operator.observe.freshness import Freshness
 from kvtier_operator.observe.store import CACHE_NODES, KINDS, Key, Store
+from kvtier_operator.runtime.ending import Backstop, end_tasks
 from kvtier_operator.runtime.http import serve
-from kvtier_operator.runtime.informer import run_informer
+from kvtier_operator.runtime.informer import WatchEnded, run_informer
+from kvtier_operator.runtime.obstacles import Obstacles
 from kvtier_operator.runtime.queue import QueueLimits, QueueState, WorkQueue
 from kvtier_operator.runtime.readiness import wait_until_ready
 from kvtier_operator.runtime.reconciler import Reconciler
@@ -37,6 +39,7 @@ from kvtier_operator.settings import OperatorSettings
 __all__ = ["StartError", "main", "run"]
 
 log = get_logger("main")
+watch_log = get_logger("watch")
 
 
 class StartError(Exception):
@@ -51,6 +54,7 @@ class Operator:
         self.api = api
         self.metrics = Metrics()
         self.freshness = Freshness(KINDS, time.monotonic)
+        self.obstacles = Obstacles(time.monotonic, watch_log.warning, watch_log.info)
         self.store = Store(lambda: self.freshness.seen(CACHE_NODES), time.time)
         self.client = Client(
             api,
@@ -76,40 +80,61 @@ class Operator:
             self.freshness,
             self.metrics,
         )
-        self.waiting = True
+        self._sessions: list[TappedSession] = []
+        self.watching_since: float | None = None
+        """Monotonic seconds; None while the API server and the CRDs are waited for."""
         self._gauges()
+
+    def watch(self) -> None:
+        """The API server and the CRDs are there: from now on silence counts."""
+        self.watching_since = time.monotonic()
 
     def session(self) -> TappedSession:
         """A session for kopf."""
-        return TappedSession(self.api, self.freshness, self.reconciler.on_list)
+        session = TappedSession(self.api, self.freshness, self.obstacles, self.reconciler.on_list)
+        self._sessions.append(session)
+        return session
+
+    async def close(self) -> None:
+        """Close all connections to the API server."""
+        for session in self._sessions:
+            await session.close()
+        await self.client.close()
 
     def health(self) -> tuple[bool, Mapping[str, Any]]:
         """Red when a watch has been silent for so long that only a restart helps."""
-        return self._report(self.settings.live_watch_age_seconds, alive_while_waiting=True)
+        limit, ages = self.settings.live_watch_age_seconds, self.freshness.ages()
+        if self.watching_since is None:
+            return True, self._details(True, limit)
+        waited = time.monotonic() - self.watching_since
+        well = all((waited if age is None else age) <= limit for age in ages.values())
+        return well, self._details(well, limit)
 
     def readiness(self) -> tuple[bool, Mapping[str, Any]]:
-        """Red before the first lists, and while a watch is silent or writes cannot be made."""
-        well, details = self._report(
-            self.settings.ready_watch_age_seconds, alive_while_waiting=False
-        )
+        """Red before the first lists, and while a watch is silent or refused, or writes cannot be
+        made."""
+        limit, ages = self.settings.ready_watch_age_seconds, self.freshness.ages()
         reconciler = self.reconciler
-        well = well and reconciler.synced and reconciler.reachable and not reconciler.forbidden
-        return well, {**details, "ok": well}
+        well = (
+            all(age is not None and age <= limit for age in ages.values())
+            and reconciler.synced
+            and reconciler.reachable
+            and not reconciler.forbidden
+            and not self.obstacles.refused
+        )
+        return well, self._details(well, limit)
 
-    def _report(self, limit: float, *, alive_while_waiting: bool) -> tuple[bool, Mapping[str, Any]]:
-        ages = self.freshness.ages()
-        if self.waiting:
-            well = alive_while_waiting
-        else:
-            well = all(age is not None and age <= limit for age in ages.values())
-        return well, {
+    def _details(self, well: bool, limit: float) -> Mapping[str, Any]:
+        return {
             "ok": well,
-            "waitingForAPIServer": self.waiting,
+            "waitingForAPIServer": self.watching_since is None,
             "synced": self.reconciler.synced,
             "apiServerReachable": self.reconciler.reachable,
             "objectsThatMayNotBeWritten": self.reconciler.forbidden,
+            "watchesRefused": self.obstacles.refused,
             "secondsSinceWatchWasHeard": {
-                kind: None if age is None else round(age, 1) for kind, age in ages.items()
+                kind: None if age is None else round(age, 1)
+                for kind, age in self.freshness.ages().items()
             },
             "limitSeconds": limit,
         }
@@ -136,8 +161,9 @@ class Operator:
         )
 
 
-async def run(settings: OperatorSettings) -> None:
-    """Run until SIGTERM. Raises `StartError` for a user's mistake."""
+async def run(settings: OperatorSettings, backstop: Backstop) -> None:
+    """Run until SIGTERM. Raises `StartError` for a user's mistake, `WatchEnded` where a restart is
+    needed."""
     try:
         api = await connect(settings.kubeconfig)
     except ConfigurationError as e:
@@ -154,61 +180,74 @@ async def run(settings: OperatorSettings) -> None:
             metrics_type=CONTENT_TYPE,
         )
     except OSError as e:
-        await operator.client.close()
+        await operator.close()
         raise StartError(
             f"cannot listen on {settings.http}: {e.strerror or e}; give another --http HOST:PORT"
         ) from e
     address = server.sockets[0].getsockname()
     log.info("started", api=api.configuration.host, http=f"{address[0]}:{address[1]}")
     try:
-        await _run_parts(operator)
+        await _run_parts(operator, backstop)
     finally:
         server.close()
-        await operator.client.close()
+        await operator.close()
 
 
-async def _run_parts(operator: Operator) -> None:
-    loop = asyncio.get_running_loop()
-    waiting = asyncio.create_task(wait_until_ready(operator.client), name="wait")
-    # kopf puts its own handlers in place of these when it starts.
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, waiting.cancel)
+async def _run_parts(operator: Operator, backstop: Backstop) -> None:
+    others = asyncio.all_tasks()
+    stop = asyncio.Event()
+
+    def claim_signals() -> None:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, stop.set)
+
+    async def first_of(*parts: asyncio.Task[None]) -> bool:
+        """Wait for one to end, and raise what it raised; False when the process is to stop."""
+        done, _ = await asyncio.wait((stopping, *parts), return_when=asyncio.FIRST_COMPLETED)
+        for task in () if stopping in done else done:
+            task.result()
+        return stopping not in done
+
+    claim_signals()
+    stopping = asyncio.create_task(stop.wait(), name="stop")
     try:
-        await waiting
-    except asyncio.CancelledError:
-        return
-    operator.waiting = False
-    reconciling = asyncio.create_task(operator.reconciler.run(), name="reconciler")
-    await asyncio.sleep(0)  # so that kopf finds it there, and leaves it alone when it ends
-    informing = asyncio.create_task(
-        run_informer(
-            operator.settings, operator.api, operator.session, operator.reconciler.on_event
-        ),
-        name="informer",
-    )
-    done, pending = await asyncio.wait(
-        (reconciling, informing), return_when=asyncio.FIRST_COMPLETED
-    )
-    for task in pending:
-        task.cancel()
-    with contextlib.suppress(asyncio.CancelledError):
-        await asyncio.gather(*pending, return_exceptions=True)
-    for task in done:
-        task.result()
+        if not await first_of(asyncio.create_task(wait_until_ready(operator.client), name="wait")):
+            return
+        operator.watch()
+        reconciling = asyncio.create_task(operator.reconciler.run(), name="reconciler")
+        informer = run_informer(
+            operator.settings,
+            operator.api,
+            operator.session,
+            operator.reconciler.on_event,
+            started=claim_signals,  # kopf's own only cancel its tasks, and only once
+        )
+        await first_of(reconciling, asyncio.create_task(informer, name="informer"))
+    except WatchEnded as e:
+        raise WatchEnded(operator.obstacles.final or str(e)) from e
+    finally:
+        backstop.arm(0 if stop.is_set() else 1)
+        await end_tasks(asyncio.all_tasks() - others)
 
 
 def main(settings: OperatorSettings) -> int:
     """Exit status: 0 after SIGTERM, 1 after an error, which is logged."""
     configure(settings.log_level)
+    backstop = Backstop()
     try:
-        asyncio.run(run(settings))
+        asyncio.run(run(settings, backstop))
     except StartError:
         raise
     except KeyboardInterrupt:
         return 0
+    except WatchEnded as e:
+        log.error("a watch has ended; the operator ends, restarting it is safe", reason=str(e))
+        return 1
     except Exception:
         log.exception("the operator ends; restarting it is safe")
         return 1
     finally:
+        backstop.disarm()
         log.info("ended", pid=os.getpid())
     return 0

@@ -4,12 +4,15 @@ Only ``on.event`` handlers: they cost no write, no finalizer and no annotation o
 handler puts what it got into the store and the keys that this concerns into the queue, and
 returns; no decision is made here. No ``kopf.index``: it is quadratic on a cold start.
 
-kopf ends the process on several errors inside a watch (429, 500, 504, 410 as an event). That is
-meant: all state is in the cluster, and a restart is the cleanest way to get back in step.
+Some errors end a watch for good: a 404 because the CRD was removed, an error inside the stream.
+The process then ends, and that is meant: all state is in the cluster, and a restart, which waits
+for the CRDs, is the cleanest way to get back in step. kopf's own way to the end is not used,
+because then it has none: its other watches wait for a login that nobody makes (`runtime.ending`).
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Mapping
 from typing import Any, cast
 
@@ -21,9 +24,13 @@ from kvtier_operator.observe.store import CACHE_NODES, NODES, POLICIES
 from kvtier_operator.runtime.tap import TappedSession
 from kvtier_operator.settings import OperatorSettings
 
-__all__ = ["run_informer"]
+__all__ = ["WatchEnded", "run_informer"]
 
 OnEvent = Callable[[str, str | None, Mapping[str, Any]], None]
+
+
+class WatchEnded(Exception):
+    """A watch has ended for good, and kopf with it; the message says what kopf said."""
 
 
 async def run_informer(
@@ -31,11 +38,14 @@ async def run_informer(
     api: kubernetes_client.ApiClient,
     make_session: Callable[[], TappedSession],
     on_event: OnEvent,
+    started: Callable[[], None],
 ) -> None:
-    """Run kopf until SIGTERM, SIGINT, cancellation, or an error of a watch.
+    """Run kopf until cancelled. Raises `WatchEnded` as soon as one of its tasks ends. Either way
+    the tasks that kopf has started, and the sessions, are left to the caller to end.
 
     ``on_event(kind, type, object)``: type is None for what a list brought, else ADDED, MODIFIED or
-    DELETED. ``make_session`` is called at each login."""
+    DELETED. ``make_session`` is called at each login, ``started`` when kopf has started its tasks
+    and put its signal handlers in place of all others."""
     registry = kopf.OperatorRegistry()
 
     @kopf.on.login(registry=registry)  # type: ignore[untyped-decorator]
@@ -51,12 +61,19 @@ async def run_informer(
     watch("kvtier.io", "v1alpha1", POLICIES)
     watch("kvtier.io", "v1alpha1", CACHE_NODES)
     watch("", "v1", NODES)
-    await kopf.operator(
+    roots = await kopf.spawn_tasks(
         registry=registry,
         settings=kopf_settings(settings),
         clusterwide=True,
         standalone=True,
     )
+    started()
+    done, _ = await asyncio.wait(roots, return_when=asyncio.FIRST_COMPLETED)
+    for task in done:
+        error = task.exception()
+        if error is not None:
+            raise WatchEnded(str(error) or type(error).__name__) from error
+    raise WatchEnded(f"kopf has ended: {', '.join(task.get_name() for task in done)}")
 
 
 def kopf_settings(settings: OperatorSettings) -> kopf.OperatorSettings:

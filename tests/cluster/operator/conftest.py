@@ -3,6 +3,7 @@ agents that are played by a thread."""
 
 from __future__ import annotations
 
+import copy
 import json
 import signal
 import subprocess
@@ -148,17 +149,20 @@ def operator(
     granted: None, running: list[OperatorProcess], kube: Kube
 ) -> Iterator[Callable[..., OperatorProcess]]:
     """``operator("--flag", "value")``: a started process that has listed everything. Without
-    settings it is the one that the test before has used; ``fresh=True`` gives one of its own."""
+    settings it is the one that the test before has used; ``fresh=True`` gives one of its own.
+    ``credentials``: another kubeconfig; needs settings or ``fresh``."""
     kubeconfig = kube.plane.user_kubeconfig(USER)
     own: list[OperatorProcess] = []
 
-    def start(*settings: str, wait: bool = True, fresh: bool = False) -> OperatorProcess:
+    def start(
+        *settings: str, wait: bool = True, fresh: bool = False, credentials: Path | None = None
+    ) -> OperatorProcess:
         if running and (settings or fresh or running[0].process is None):
             running.pop().kill()  # never two at once
         if running:
             return running[0]
         log = kube.plane.root / f"operator-{time.monotonic_ns()}.log"
-        process = OperatorProcess(kubeconfig, log, settings)
+        process = OperatorProcess(credentials or kubeconfig, log, settings)
         process.start()
         (own if settings or fresh else running).append(process)
         if wait:
@@ -168,6 +172,26 @@ def operator(
     yield start
     for process in own:
         process.kill()
+
+
+@pytest.fixture
+def take_right(granted: None, kube: Kube) -> Iterator[Callable[[str, str], Callable[[], None]]]:
+    """``give_back = take_right("watch", "nodes")``: the operator's ClusterRole without it."""
+
+    def write(rules: list[dict[str, list[str]]]) -> None:
+        role = {"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRole"}
+        kube.apply({**role, "metadata": {"name": "kvtier-operator"}, "rules": rules})
+
+    def take(verb: str, resource: str) -> Callable[[], None]:
+        less = copy.deepcopy(CLUSTER_RULES)
+        for rule in less:
+            if rule["resources"] == [resource]:
+                rule["verbs"].remove(verb)
+        write(less)
+        return lambda: write(CLUSTER_RULES)
+
+    yield take
+    write(CLUSTER_RULES)
 
 
 class Agents:

@@ -11,6 +11,7 @@ import pytest
 from kvtier_operator.metrics import CONTENT_TYPE, Metrics
 from kvtier_operator.observe.freshness import GAP_SECONDS, HOLD_SECONDS, Freshness
 from kvtier_operator.runtime.http import serve
+from kvtier_operator.runtime.obstacles import Obstacle
 
 
 class Clock:
@@ -153,8 +154,11 @@ async def test_an_operator_is_live_while_it_waits_and_red_when_a_watch_is_silent
     operator = main.Operator(OperatorSettings(), api=None)
     assert operator.health()[0] is True
     assert operator.readiness()[0] is False
-    operator.waiting = False
-    assert operator.health()[0] is False  # nothing was heard yet
+    operator.watch()
+    assert operator.health()[0] is True  # nothing was heard yet, but time enough is left
+    clock.now += 601
+    assert operator.health()[0] is False
+    operator.watch()
     for kind in ("kvtierpolicies", "kvtiernodes", "nodes"):
         operator.freshness.connected(kind)
         operator.reconciler.on_list(kind, [], 1)
@@ -165,6 +169,13 @@ async def test_an_operator_is_live_while_it_waits_and_red_when_a_watch_is_silent
     assert (well, details["objectsThatMayNotBeWritten"]) == (False, 1)
     assert operator.health()[0] is True  # a restart would not help
     operator.reconciler._forbidden.clear()
+    operator.obstacles.met("watch nodes", Obstacle("the token is refused", refused=True))
+    well, details = operator.readiness()
+    assert (well, details["watchesRefused"]) == (False, ("the token is refused",))
+    assert operator.health()[0] is True
+    operator.obstacles.granted("watch nodes")
+    operator.obstacles.met("watch nodes", Obstacle("away for a moment"))
+    assert operator.readiness()[0] is True
     clock.now += 200
     operator.freshness.heard("nodes")
     operator.freshness.heard("kvtiernodes")
