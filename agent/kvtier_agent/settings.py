@@ -263,6 +263,16 @@ class AgentSettings(BaseSettings):
         le=100,
     )
 
+    journal_log_percent: int = _knob(
+        25,
+        "Size of an NVMe volume's log, in percent of its last checkpoint, at which the next "
+        "checkpoint is written. Less: a shorter recovery, more bytes written",
+        unit="percent",
+        group=_LIMITS,
+        ge=5,
+        le=100,
+    )
+
     # ---- limits and deadlines
     lease_seconds: float = _knob(
         30.0,

@@ -112,9 +112,9 @@ class RevisionSpec(ApiModel):
     durability: Annotated[
         Durability,
         knob(
-            "What of L2 survives a restart of the agent. none: nothing. async: what was written, "
-            "found again by the headers of the pages. sync: a page counts as stored in L2 only "
-            "once it is flushed to the drive.",
+            "What of L2 survives. none: nothing, there is no journal. async: after the end of the "
+            "agent, also a kill, all that was stored; after a power cut what had reached the "
+            "drive. sync: a page counts as stored only once it and its record are flushed.",
             unit="name",
         ),
     ] = "async"

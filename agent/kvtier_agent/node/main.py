@@ -49,6 +49,7 @@ from kvtier_agent.server.loop import CacheLoop
 from kvtier_agent.server.settings import ServerError, ServerSettings, TrustDomain
 from kvtier_agent.settings import AgentSettings
 from kvtier_agent.storage.core import Core, CoreError, CoreSettings
+from kvtier_agent.storage.journal_files import JournalSettings
 from kvtier_agent.storage.scrub import Scrub
 from kvtier_agent.supervise import Supervisor
 
@@ -203,6 +204,7 @@ class Agent:
                     allow_root_filesystem=settings.allow_root_filesystem,
                     keep_memory=settings.memory_on_stop == "keep",
                     cache=self._cache_settings(),
+                    journal=JournalSettings(log_percent=settings.journal_log_percent),
                 ),
                 wake=loop.wake,
                 start=self.supervisor.start,

@@ -85,7 +85,7 @@ class NvmeTier:
             held = [recovery.geometry_of(volume) for volume in volumes.values()]
             known = [one for one in held if one is not None]
         if known:
-            l2 = L2(list(volumes.values()), known[0], io=self._io)
+            l2 = self._new_l2(list(volumes.values()), known[0])
             l2.durability = behaviour.durability
             self._found = recovery.recover(l2)
             self.l2 = l2
@@ -127,13 +127,16 @@ class NvmeTier:
         for name in set(self.volumes) - wanted:
             self.volumes.pop(name).close()
 
+    def _new_l2(self, volumes: list[Volume], geometry: Geometry) -> L2:
+        return L2(volumes, geometry, io=self._io, journal=self._settings.journal)
+
     def _open_l2(self, geometry: Geometry, behaviour: Behaviour, budgets: Budgets) -> None:
         if self.l2 is not None and self.l2.geometry == geometry:
             return
         if self.l2 is not None:
             self.l2.close()
         volumes = [self.volumes[name] for name in budgets.volumes]
-        self.l2 = L2(volumes, geometry, io=self._io)
+        self.l2 = self._new_l2(volumes, geometry)
         self.l2.durability = behaviour.durability
         self._found = recovery.recover(self.l2)
 

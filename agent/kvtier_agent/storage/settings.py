@@ -9,6 +9,7 @@ from pathlib import Path
 from kvtier_agent.cache.arena import ArenaError, ShmArena
 from kvtier_agent.cache.arena_cuda import CudaArena
 from kvtier_agent.cache.settings import CacheSettings
+from kvtier_agent.storage.journal_files import JournalSettings
 from kvtier_agent.storage.volume import VolumeError
 
 
@@ -49,6 +50,8 @@ class CoreSettings:
     keep_memory: bool = True
     """Leave the pages of L1 in shared memory when `Core` is closed, for the next process."""
     cache: CacheSettings = field(default_factory=CacheSettings)
+    journal: JournalSettings = field(default_factory=JournalSettings)
+    """Of L2: how large its logs grow, how fast checkpoints are written."""
 
 
 @dataclass(frozen=True, slots=True)
