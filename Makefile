@@ -15,6 +15,8 @@ SLOW    := $(PY) -m pytest -n 2 --dist loadfile --timeout 900
 TOOLS   := PYTHONPATH=tools $(PY)
 
 BENCHMARKS := memory lookup endtoend l2 recovery
+# What is installed has compiled bytecode; without it an agent takes seconds longer to start.
+BYTECODE   := unset PYTHONDONTWRITEBYTECODE; export PYTHONPYCACHEPREFIX=$(CURDIR)/$(VENV)/pycache
 
 # A test run must not depend on what a user's shell or an earlier run has set.
 export PYTHONDONTWRITEBYTECODE := 1
@@ -80,10 +82,10 @@ $(VENV)-vllm/.stamp: requirements/vllm.lock requirements/model.lock pyproject.to
 	touch $@
 
 bench: setup  ## Speed against baselines: all, or one (ARGS='memory --json -'; `kvtier bench --help`)
-	$(if $(ARGS),$(VENV)/bin/kvtier bench $(ARGS),for name in $(BENCHMARKS); do $(VENV)/bin/kvtier bench $$name; done)
+	$(BYTECODE); $(if $(ARGS),$(VENV)/bin/kvtier bench $(ARGS),for name in $(BENCHMARKS); do $(VENV)/bin/kvtier bench $$name; done)
 
 bench-peers: setup  ## kvtier beside LMCache, which is installed into the user's cache once (ARGS='--rounds 3')
-	$(PY) benchmarks/peers/table.py $(ARGS)
+	$(BYTECODE); $(PY) benchmarks/peers/table.py $(ARGS)
 
 crash: setup  ## 10,000 simulated power cuts and 200 real SIGKILLs: does NVMe keep its promises? (ARGS="--kills 20")
 	$(TOOLS) -m crash $(ARGS)

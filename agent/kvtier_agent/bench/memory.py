@@ -59,10 +59,12 @@ class _Memory:
         self._stand = stand
         self._client = client
         self._settings = settings
-        self._source = touched(settings.batch, settings.page_bytes)
-        self._target = np.zeros_like(self._source)
         self._batches = -(-settings.pages // settings.batch)
-        self._bytes = self._batches * self._source.nbytes
+        # A row for every page of a round: rows used again and again would come from the
+        # processor's cache, which an engine's pages do not.
+        self._source = touched(self._batches * settings.batch, settings.page_bytes)
+        self._target = np.zeros_like(self._source)
+        self._bytes = self._source.nbytes
         self._numbers = count()
         self._calls: tuple[list[float], list[float]] = ([], [])
         self._cpu = [0.0, 0.0]
@@ -85,7 +87,7 @@ class _Memory:
 
     def put(self) -> float:
         keys = list(self._fresh())
-        seconds = self._timed(0, keys, lambda k: put_all(self._client, k, self._source))
+        seconds = self._timed(0, keys, lambda k, rows: put_all(self._client, k, self._source[rows]))
         self._stored = keys
         return self._bytes / GB / seconds
 
@@ -95,25 +97,25 @@ class _Memory:
     def bare_put(self) -> float:
         """memcpy into slots that are reserved for the purpose and given back unused."""
         seconds = 0.0
-        for keys in self._fresh():
+        for number, keys in enumerate(self._fresh()):
             reservation = self._client.reserve(keys)
             try:
                 if len(reservation.offered) != len(keys):
                     raise BenchError("the arena has no room for the baseline's pages")
                 slots = [reservation.view(i).ctypes.data for i in range(len(keys))]
-                seconds += self._memcpy(slots, _addresses(self._source))
+                seconds += self._memcpy(slots, _addresses(self._source[self._rows(number)]))
             finally:
                 reservation.abort()
         return self._bytes / GB / seconds
 
     def bare_get(self) -> float:
         seconds = 0.0
-        for keys in self._stored:
+        for number, keys in enumerate(self._stored):
             with self._client.load(keys) as lease:
                 if lease.prefix != len(keys):
                     raise BenchError("a stored page is not there any more")
                 slots = [lease.page(i).ctypes.data for i in range(len(keys))]
-                seconds += self._memcpy(_addresses(self._target), slots)
+                seconds += self._memcpy(_addresses(self._target[self._rows(number)]), slots)
         return self._bytes / GB / seconds
 
     def seen(self, side: int) -> dict[str, float]:
@@ -127,22 +129,26 @@ class _Memory:
         for _ in range(self._batches):
             yield random_keys((1, next(self._numbers)), self._settings.batch)
 
-    def _load(self, keys: NDArray[np.uint8]) -> None:
+    def _rows(self, number: int) -> slice:
+        """Where the pages of a round's batch come from and go to."""
+        return slice(number * self._settings.batch, (number + 1) * self._settings.batch)
+
+    def _load(self, keys: NDArray[np.uint8], rows: slice) -> None:
         with self._client.load(keys) as lease:
-            if not lease.copy_to(self._target).all():
+            if not lease.copy_to(self._target[rows]).all():
                 raise BenchError("a stored page did not come back")
 
     def _timed(
         self,
         side: int,
         batches: list[NDArray[np.uint8]],
-        call: Callable[[NDArray[np.uint8]], None],
+        call: Callable[[NDArray[np.uint8], slice], None],
     ) -> float:
         """Seconds of all calls together."""
         cpu = self._stand.cpu_seconds()
         begin = last = time.perf_counter()
-        for keys in batches:
-            call(keys)
+        for number, keys in enumerate(batches):
+            call(keys, self._rows(number))
             now = time.perf_counter()
             self._calls[side].append(now - last)
             last = now

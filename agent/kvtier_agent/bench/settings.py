@@ -65,7 +65,7 @@ class MemorySettings(BenchSettings):
 
     page_bytes: Bytes = _page(MIB)
     pages: int = _knob(128, "Pages put and got in a round", unit="pages", ge=1, le=65_536)
-    batch: int = _knob(16, "Pages of one call", unit="pages", ge=1, le=4096)
+    batch: int = _knob(32, "Pages of one call", unit="pages", ge=1, le=4096)
 
 
 class LookupSettings(BenchSettings):
