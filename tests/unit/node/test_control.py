@@ -156,6 +156,18 @@ def test_an_orphan_serves_admits_nothing_then_gives_everything_back(
     assert tiers.budgets == held
 
 
+def test_without_a_policy_what_an_earlier_process_left_is_given_back(
+    tiers: Any, facts: Make
+) -> None:
+    world = World(tiers, facts())
+    world.control.resume(None, None)
+    world.turn(1e6)
+    assert tiers.drops == 0, "nobody has said yet that there is none"
+    world.control.say(Absent(3600.0), None)
+    world.turn(1.0)
+    assert tiers.drops >= 1, "no grace: no revision was in force here"
+
+
 def test_a_restart_serves_the_last_good_revision_before_anybody_speaks(
     tiers: Any, facts: Make, wanted: Make
 ) -> None:

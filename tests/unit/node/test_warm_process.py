@@ -244,6 +244,28 @@ def test_a_client_of_the_boot_before_cannot_have_its_bytes_served(
     new.client.close()
 
 
+def test_the_first_engine_of_another_model_finds_a_tier_of_its_own(
+    place: Place, way: signal.Signals
+) -> None:
+    engine = Engine(place)
+    engine.put()
+    engine.client.close()
+    place.again(way)
+    other = Geometry.of_page_bytes(2 * SIZE, 256, weights="another")
+    with Client(place.socket, other, timeout_seconds=10.0) as client:
+        place.until(lambda: client.connected, "it is welcome at once")
+        pages = np.random.default_rng(3).integers(0, 256, (400, 2 * SIZE), dtype=np.uint8)
+        tokens = np.arange(400 * 256, dtype=np.uint32)
+        keys = chain_keys(client.root, tokens, 256)
+        assert client.put(keys, pages).stored == 400, "the whole tier is its"
+        copy = np.zeros((100, 2 * SIZE), np.uint8)
+        with client.load(keys[:100], deadline_milliseconds=5000) as lease:
+            assert lease.copy_to(copy).all()
+        assert np.array_equal(copy, pages[:100])
+    place.again(way)
+    assert place.inspect()["restart"]["taken_over"] == 400
+
+
 def test_memory_is_given_back_where_it_is_asked_for(tmp_path: Path) -> None:
     with Place(tmp_path, "--memory-on-stop", "free") as place:
         place.ready()
