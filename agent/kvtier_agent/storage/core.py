@@ -101,7 +101,7 @@ class Core:
                 self._back_bytes(budgets, progress)
                 if budgets.l2_bytes:
                     shape = self.cache.geometry if self.cache.shaped else None
-                    self.nvme.find(opened, behaviour, shape)
+                    self.nvme.find(opened, behaviour, shape, progress)
             except (VolumeError, ArenaError, CoreError, OSError) as error:
                 for volume in opened.values():
                     volume.close()

@@ -87,11 +87,13 @@ class Journals:
             lasting = self.durability == "sync"
             journal.put(slots, self._generations(slots), stamp, sequence, lasting=lasting)
 
-    def gone(self, volume: Volume, slots: Slots) -> None:
-        """These slots hold no page any more."""
+    def gone(self, volume: Volume, slots: Slots, generations: Slots | None = None) -> None:
+        """These slots hold no page any more. `generations`: of each slot's segment when it held
+        one, where the segment may have been begun anew since (default: the newest)."""
         journal = self._of(volume)
         if journal is not None and slots.size:
-            journal.delete(slots, self._generations(slots))
+            known = self._generations(slots) if generations is None else generations
+            journal.delete(slots, known)
 
     # -- their life ---------------------------------------------------------------------------
 

@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from kvtier_agent.cache.arena import Progress, unseen
 from kvtier_agent.cache.geometry import Geometry
 from kvtier_agent.cache.settings import Behaviour, Budgets
 from kvtier_agent.storage import recovery
@@ -73,9 +74,13 @@ class NvmeTier:
         return opened
 
     def find(
-        self, opened: dict[str, Volume], behaviour: Behaviour, geometry: Geometry | None
+        self,
+        opened: dict[str, Volume],
+        behaviour: Behaviour,
+        geometry: Geometry | None,
+        progress: Progress = unseen,
     ) -> None:
-        """Read the headers of what is there, once: of `geometry` or, where that is None (there are
+        """Read the journals of what is there, once: of `geometry` or, where that is None (there are
         no clients yet), of the pages. Raises VolumeError."""
         if self.l2 is not None:
             return
@@ -87,7 +92,7 @@ class NvmeTier:
         if known:
             l2 = self._new_l2(list(volumes.values()), known[0])
             l2.durability = behaviour.durability
-            self._found = recovery.recover(l2)
+            self._found = recovery.recover(l2, lambda _: progress())
             self.l2 = l2
 
     def keep(self, opened: dict[str, Volume], budgets: Budgets) -> None:

@@ -84,6 +84,18 @@ def geometry_of(volume: Volume) -> Geometry | None:
 def recover(l2: L2, live: Live = unseen) -> Found:
     """Find what is there (or sweep it), before the first write. `live` is called with the bytes of
     journal read at a time. Raises VolumeError."""
+    try:
+        return _recover(l2, live)
+    except VolumeError:
+        for segment, _ in l2.segments.values():
+            segment.close()
+        l2.segments.clear()
+        l2.journals.close()
+        raise
+
+
+def _recover(l2: L2, live: Live) -> Found:
+    l2.journals.durability = l2.durability
     read = [(volume, *_read(l2, volume, live)) for volume in l2.volumes]
     owners: dict[int, tuple[int, str]] = {}
     for volume, contents, pages in read:

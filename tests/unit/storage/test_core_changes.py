@@ -203,7 +203,7 @@ def test_a_volume_that_fails_while_it_is_looked_through_can_be_tried_again(make_
     core.close()
     core = make_core()
 
-    def fails(_):
+    def fails(*_):
         raise OSError(5, "Input/output error")
 
     with monkeypatch.context() as patch:

@@ -3,6 +3,7 @@
 import dataclasses
 import errno
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,6 +13,10 @@ from kvtier_agent.cache.moves import MoveStatus
 from kvtier_agent.storage import recovery
 from kvtier_agent.storage.checkpoint import write_checkpoint
 from kvtier_agent.storage.volume import VolumeError
+
+
+def open_files() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
 
 
 def found_slots(one) -> list[int]:
@@ -206,6 +211,35 @@ def test_a_newer_journal_is_refused_and_left_alone(make_l2):
     with pytest.raises(VolumeError, match="has journal format 9, this agent knows 1; use the"):
         recovery.recover(again.l2)
     assert {p.name: p.read_bytes() for p in one.folder.iterdir()} == before
+
+
+def test_a_volume_that_takes_no_file_leaves_nothing_open(make_l2):
+    one = make_l2()
+    recovery.recover(one.l2)
+    one.write([0, 1])
+    again = make_l2()
+    before = open_files()
+    again.io.journal_writes = [errno.ENOSPC]  # the manifest
+    with pytest.raises(VolumeError, match="cannot write to") as caught:
+        recovery.recover(again.l2)
+    assert caught.value.reason == "VolumeFull"
+    assert open_files() == before
+    again.io.journal_writes = [None, errno.EROFS]  # the first log
+    with pytest.raises(VolumeError):
+        recovery.recover(again.l2)
+    assert open_files() == before
+    assert found_slots(again) == [0, 1]
+
+
+def test_a_page_given_up_late_does_not_take_its_successor_along(make_l2):
+    one = make_l2()
+    recovery.recover(one.l2)
+    one.write([0, 1])
+    one.l2.journals.begin(one.volume, 0)
+    one.write([0, 1])
+    slots = np.array([0, 1], np.uint32)
+    one.l2.journals.gone(one.volume, slots, np.array([1, 2], np.uint32))
+    assert found_slots(make_l2()) == [0]
 
 
 def test_a_checkpoint_takes_the_place_of_the_logs(make_l2):
