@@ -96,8 +96,8 @@ def _run(
 
 
 def _serves(client: Client, seen: set[int]) -> bool:
-    """Is NVMe there again? Pages of it may be, before the first revision, as yet unknown."""
-    return not seen or any((_tiers(client, chain) <= 2).any() for chain in range(CHAINS))
+    """Is NVMe there again? Pages of DRAM are, before the first revision is in force."""
+    return not seen or any((_tiers(client, chain) == 2).any() for chain in range(CHAINS))
 
 
 def _load_until_killed(
