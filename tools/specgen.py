@@ -130,6 +130,30 @@ def policy(spec: Spec, name: str = "generated") -> dict[str, Any]:
     }
 
 
+@st.composite
+def close_calls(draw: st.DrawFn) -> tuple[str, list[str]]:
+    """(tiers.hbm.size, sizes of frozen prefixes) that add up to it exactly, or miss it by as little
+    as can be written; now and then a size is beyond its bounds."""
+    suffix, most = draw(
+        st.sampled_from(
+            [("Gi", 10), ("Ti", 16), ("Mi", 2**20), ("G", 100), ("Ki", 2**24), ("T", 9)]
+        )
+    )
+    whole = draw(st.integers(1, most)) * 10**6
+    count = draw(st.integers(1, 8))
+    cuts = sorted(draw(st.lists(st.integers(0, whole), min_size=count, max_size=count)))
+    parts = [b - a for a, b in zip([0, *cuts], [*cuts, whole], strict=True)]
+    parts = [part for part in parts if part] or [whole]
+    parts[0] += draw(st.sampled_from([0, 0, 1, -1, 10**5]))
+    tier = whole + draw(st.sampled_from([0, 0, 0, 1, -1]))
+
+    def written(millionths: int) -> str:
+        text = f"{millionths // 10**6}.{millionths % 10**6:06d}".rstrip("0").rstrip(".")
+        return text + suffix
+
+    return written(tier), [written(max(0, part)) for part in parts]
+
+
 def valid_specs() -> st.SearchStrategy[Spec]:
     """Specs that obey schema and rules: what breaks a rule is cut out, section by section."""
     return specs().map(_mended)

@@ -11,8 +11,9 @@ both sides refuse the same texts with the same sentence.
 
 from __future__ import annotations
 
+import math
 import re
-from decimal import ROUND_CEILING, Decimal
+from fractions import Fraction
 from typing import Any, Final
 
 from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
@@ -52,11 +53,19 @@ def parse_size(text: str) -> int:
 
     Raises ``ValueError`` with a sentence that says what to write instead.
     """
+    return math.ceil(exact_size(text))
+
+
+def exact_size(text: str) -> Fraction:
+    """Bytes of a quantity as written, with the fraction of a byte that 0.3Gi has. What is added or
+    compared is this, as on the API server; only what is done with the sum is whole bytes.
+
+    Raises ``ValueError`` with a sentence that says what to write instead.
+    """
     match = _FORM.fullmatch(text)
     if match is None:
         raise ValueError(f"{text!r} is {SENTENCE}")
-    exact = Decimal(match.group(1)) * _FACTORS[match.group(2) or ""]
-    return int(exact.to_integral_value(rounding=ROUND_CEILING))
+    return Fraction(match.group(1)) * _FACTORS[match.group(2) or ""]
 
 
 def is_size(text: str) -> bool:
@@ -79,6 +88,11 @@ class Quantity(str):
     @property
     def bytes(self) -> int:
         return parse_size(self)
+
+    @property
+    def exact(self) -> Fraction:
+        """Bytes, not rounded."""
+        return exact_size(self)
 
     @classmethod
     def of(cls, size: int) -> Quantity:

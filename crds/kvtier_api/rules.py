@@ -26,7 +26,7 @@ from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic_core import PydanticCustomError, core_schema
 
 from kvtier_api import quantity
-from kvtier_api.quantity import parse_size
+from kvtier_api.quantity import exact_size
 
 if TYPE_CHECKING:
     from kvtier_api import node as n
@@ -161,11 +161,11 @@ def _within(field: str, low: str, high: str) -> str:
 
 def size_bounds(name: str, attribute: str, field: str, low: str, high: str, hint: str) -> Rule:
     """A rule that keeps the size in ``attribute`` (Python) / ``field`` (CRD) within bounds."""
-    bounds = range(parse_size(low), parse_size(high) + 1)
+    least, most = exact_size(low), exact_size(high)
 
     def check(model: Any) -> bool:
         value = getattr(model, attribute)
-        return value is None or value.bytes in bounds
+        return value is None or least <= value.exact <= most
 
     message = f"{field} must be between {low} and {high}: {hint}"
     return Rule(name, _within(field, low, high), message, check, field)
@@ -194,8 +194,9 @@ DRAM_ONE_OF: Final = Rule(
     _check_dram_one,
 )
 
+_HBM_MOST: Final = "16Ti"
 HBM_SIZE: Final = size_bounds(
-    "hbm-size", "size", "size", "1Mi", "16Ti", "write the bytes of one node, such as 16Gi"
+    "hbm-size", "size", "size", "1Mi", _HBM_MOST, "write the bytes of one node, such as 16Gi"
 )
 DRAM_SIZE: Final = size_bounds(
     "dram-size", "size", "size", "1Mi", "64Ti", "write the bytes of one node, such as 96Gi"
@@ -212,7 +213,12 @@ TRANSFER_SIZE: Final = size_bounds(
     "smaller transfers waste the drive, larger ones delay the first layer; write 1Mi",
 )
 FROZEN_SIZE: Final = size_bounds(
-    "frozen-size", "max_size", "maxSize", "4Ki", "16Ti", "write the bytes on one node, such as 2Gi"
+    "frozen-size",
+    "max_size",
+    "maxSize",
+    "4Ki",
+    _HBM_MOST,
+    "write the bytes on one node, such as 2Gi",
 )
 
 
@@ -302,19 +308,45 @@ FROZEN_KEYS: Final = Rule(
 )
 
 
+# CEL cannot add up a list of quantities, and floats of them are not exact. So each size is cut into
+# whole bytes near it and the rest in millionths of a byte (the grammar has six decimals, so that
+# the rest is a whole number of them), and both are added up as whole numbers. The last comparison
+# may use floats: it is exact near a tie, and elsewhere the difference is far larger than the error.
+
+
+def _cel_whole(size: str) -> str:
+    return f"int(quantity(string({size})).asApproximateFloat())"
+
+
+def _cel_millionths(size: str) -> str:
+    rest = f"quantity(string({size})).sub({_cel_whole(size)}).asApproximateFloat()"
+    return f"int({rest} * 1000000.0 + 2000000.5) - 2000000"  # int() cuts towards zero
+
+
+def _cel_frozen(part: str) -> str:
+    return f"self.frozenPrefixes.map(f, {part}).sum()"
+
+
+_HBM: Final = "self.tiers.hbm.size"
+# A size beyond its own bounds is told by the rule about it, and does not fit into an int.
+_BEYOND: Final = f"compareTo(quantity('{_HBM_MOST}')) > 0"
+
+
 def _check_frozen_fit(m: p.RevisionSpec) -> bool:
-    size = m.tiers.hbm.size
-    # Floats as on the API server, where quantities cannot be summed; exact up to 8 PiB.
-    return size is None or sum(float(f.max_size.bytes) for f in m.frozen_prefixes) <= float(
-        size.bytes
-    )
+    if m.tiers.hbm.size is None:
+        return True
+    tier = m.tiers.hbm.size.exact
+    sizes = [f.max_size.exact for f in m.frozen_prefixes]
+    beyond = any(size > exact_size(_HBM_MOST) for size in (tier, *sizes))
+    return beyond or sum(sizes) <= tier
 
 
 FROZEN_FIT: Final = Rule(
     "frozen-fit",
-    "!has(self.tiers.hbm.size) || self.frozenPrefixes.map(f, "
-    "quantity(string(f.maxSize)).asApproximateFloat()).sum() <= "
-    "quantity(string(self.tiers.hbm.size)).asApproximateFloat()",
+    f"!has({_HBM}) || quantity(string({_HBM})).{_BEYOND} || "
+    f"self.frozenPrefixes.exists(f, quantity(string(f.maxSize)).{_BEYOND}) || "
+    f"double({_cel_frozen(_cel_millionths('f.maxSize'))} - ({_cel_millionths(_HBM)})) <= "
+    f"double({_cel_whole(_HBM)} - {_cel_frozen(_cel_whole('f.maxSize'))}) * 1000000.0",
     "the maxSize of all frozen prefixes together must fit into tiers.hbm.size: make the tier "
     "larger, or freeze less",
     _check_frozen_fit,

@@ -11,7 +11,7 @@ from controlplane.testing import Kube
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from kvtier_api import KVTierPolicy, manifest, revision_hash, rules, validate
-from specgen import policy, specs
+from specgen import close_calls, policy, specs
 
 ROOT = Path(__file__).parents[3]
 BAD = sorted((ROOT / "tests" / "contract" / "bad_policies").glob("*.yaml"))
@@ -118,6 +118,37 @@ def test_rules_agree_on_generated_specs(kube: Kube, spec: dict[str, Any]) -> Non
     assert revision_hash(KVTierPolicy.read(offer(kube, obj)).spec) == revision_hash(
         KVTierPolicy.read(obj).spec
     )
+
+
+@settings(
+    max_examples=150,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+@given(tiers=close_calls())
+def test_sums_of_sizes_agree_to_the_last_fraction_of_a_byte(
+    kube: Kube, tiers: tuple[str, list[str]]
+) -> None:
+    hbm, frozen = tiers
+    prefixes = [{"name": f"p{i}", "maxSize": size} for i, size in enumerate(frozen)]
+    spec = {
+        "valueDensity": {"model": "classic"},
+        "tiers": {"hbm": {"size": hbm}},
+        "frozenPrefixes": prefixes,
+    }
+    said = refusal(kube, policy(spec)) or ""
+    here = {problem.message for problem in validate(policy(spec))}
+    assert here == {sentence for sentence in SENTENCES if sentence in said}, said
+    assert bool(here) == bool(said), said
+
+
+@pytest.mark.parametrize("size", ["1048575.5", "1048575.999999", "1048576", "0.999999Mi"])
+def test_bounds_agree_to_the_last_fraction_of_a_byte(kube: Kube, size: str) -> None:
+    spec = {"valueDensity": {"model": "classic"}, "tiers": {"hbm": {"size": size}}}
+    here = [problem.message for problem in validate(policy(spec))]
+    assert here == ([] if size == "1048576" else [rules.HBM_SIZE.message])
+    assert bool(refusal(kube, policy(spec))) == bool(here)
 
 
 @settings(

@@ -36,6 +36,33 @@ def test_paths_lead_into_lists_and_maps() -> None:
     }
 
 
+@pytest.mark.parametrize(
+    ("tier", "frozen", "fits"),
+    [
+        ("1Gi", ["0.3Gi", "0.7Gi"], True),
+        ("1Gi", ["0.1Gi", "0.2Gi", "0.7Gi"], True),
+        ("1Gi", ["0.3Gi", "0.700001Gi"], False),
+        ("16Ti", ["5.333333Ti", "5.333333Ti", "5.333334Ti"], True),
+        ("16Ti", ["5.333333Ti", "5.333334Ti", "5.333334Ti"], False),
+        ("1048576.000001", ["1048575.000001", "1"], True),  # and 1 is too small by itself
+        ("1048576.000001", ["1048575.000001", "1.000001"], False),
+        ("1Gi", [], True),
+    ],
+)
+def test_sums_of_sizes_are_exact(tier: str, frozen: list[str], fits: bool) -> None:
+    found = problems(
+        tiers={"hbm": {"size": tier}},
+        frozenPrefixes=[{"name": f"p{i}", "maxSize": size} for i, size in enumerate(frozen)],
+    )
+    assert (rules.FROZEN_FIT.message not in found.values()) == fits
+
+
+def test_bounds_are_exact() -> None:
+    """Rounded up it would be 1Mi, but it is less."""
+    found = problems(tiers={"hbm": {"size": "1048575.5"}})
+    assert found == {"spec.tiers.hbm.size": rules.HBM_SIZE.message}
+
+
 def test_every_problem_is_listed_not_only_the_first() -> None:
     found = problems(
         page={"tokens": "many", "transferSize": "2Mi"},
