@@ -64,7 +64,7 @@ lint: setup  ## ruff, mypy --strict, import-linter; cargo fmt and clippy where t
 	  if [ -n "$$long" ]; then echo "modules over 400 lines, split them:"; echo "$$long"; exit 1; fi
 	@if command -v cargo >/dev/null; then \
 	  cargo fmt --check --manifest-path native/Cargo.toml && \
-	  cargo clippy --quiet --locked --all-targets --manifest-path native/Cargo.toml -- -D warnings; \
+	  PYO3_PYTHON=$(abspath $(PY)) cargo clippy --quiet --locked --all-targets --manifest-path native/Cargo.toml -- -D warnings; \
 	else echo "lint: no cargo on PATH, native/ is not checked"; fi
 
 test: lint tools  ## What a change must pass

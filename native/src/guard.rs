@@ -84,13 +84,19 @@ impl Guard {
 
     /// Guard no longer; a second call does nothing.
     fn close(&self) {
-        let _book = BOOK.lock().unwrap_or_else(PoisonError::into_inner);
+        let book = BOOK.lock().unwrap_or_else(PoisonError::into_inner);
         let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
-        if held.take().is_some() {
+        let buffer = held.take();
+        if buffer.is_some() {
             let range = &RANGES_IN_FORCE[self.slot];
             self.final_faults.store(range.faults.load(Ordering::Relaxed), Ordering::Relaxed);
             range.end.store(0, Ordering::Release);
         }
+        // Giving a buffer back may run Python, which may let go of the interpreter's lock: whoever
+        // gets it must not find these taken.
+        drop(held);
+        drop(book);
+        drop(buffer);
     }
 }
 

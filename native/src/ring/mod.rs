@@ -241,7 +241,9 @@ impl Ring {
         drop(inner);
         let standing = py.detach(|| self.shared.wait(patience));
         if standing.finished {
-            self.book().held.clear();
+            // Given back without the lock: that may run Python.
+            let held = std::mem::take(&mut self.book().held);
+            drop(held);
         }
         Ok(standing.in_flight)
     }

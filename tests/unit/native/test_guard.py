@@ -190,6 +190,33 @@ def test_a_fault_handler_still_prints_where(tmp_path: Path) -> None:
     assert "Fatal Python error: Bus error" in done.stderr
 
 
+def test_threads_that_guard_and_let_go_do_not_wait_for_each_other(tmp_path: Path) -> None:
+    done = run(
+        tmp_path,
+        """
+        import threading
+        from kvtier_agent.cache.aligned_map import map_shared
+        fd = os.memfd_create("arena")
+        os.ftruncate(fd, 64 << 20)
+
+        def again():
+            for _ in range(300):
+                memory = map_shared(fd, 64 << 20)
+                guard = native.guard(memory)
+                memory[:: 1 << 20] = 1
+                del memory
+                del guard
+
+        threads = [threading.Thread(target=again, daemon=True) for _ in range(8)]
+        [t.start() for t in threads]
+        [t.join(50) for t in threads]
+        assert not any(t.is_alive() for t in threads)
+        print("alive", flush=True)
+        """,
+    )
+    assert (done.returncode, done.stdout.strip()) == (0, "alive"), done.stderr
+
+
 def test_a_read_only_mapping_is_refused() -> None:
     with pytest.raises(ValueError, match="writable"):
         native.NATIVE.Guard(bytes(4096))
