@@ -5,6 +5,7 @@ import time
 
 import numpy as np
 import pytest
+from kvtier_agent.cache.adoption import _lasts
 from kvtier_agent.cache.cache import Cache
 from kvtier_agent.cache.geometry import Geometry
 from kvtier_agent.cache.page_table import PageTable
@@ -106,3 +107,12 @@ def test_a_reader_waits_for_a_rebuild_and_does_not_look_into_it(tmp_path):
     assert (reader.lookup(KEYS)["state"] == State.WRITING).all()
     writer.join()
     table.close()
+
+
+def test_of_pages_found_more_than_once_the_last_counts():
+    chance = np.random.default_rng(5)
+    for count in (0, 1, 2, 50, 400):
+        pairs = chance.integers(0, 12, (count, 2)).astype(np.uint64)
+        last = {tuple(pair): i for i, pair in enumerate(pairs.tolist())}
+        expected = [last[tuple(pair)] == i for i, pair in enumerate(pairs.tolist())]
+        assert _lasts(pairs).tolist() == expected
