@@ -304,6 +304,25 @@ class AgentSettings(BaseSettings):
         ge=1 << 20,
         le=64 << 30,
     )
+    compaction_rate: Bytes = _knob(
+        128 << 20,
+        "Bytes per second that compaction of NVMe may write; they count as writes like any other, "
+        "0 drops pages instead of moving them",
+        unit="quantity per second",
+        group=_LIMITS,
+        ge=0,
+        le=1 << 40,
+    )
+    compaction_hot_percent: int = _knob(
+        80,
+        "A page of an NVMe segment that is emptied is moved, not dropped, if it is among so many "
+        "percent of the tier's most recently touched pages; more is a higher hit rate and more "
+        "writes",
+        unit="percent",
+        group=_LIMITS,
+        ge=0,
+        le=90,
+    )
     recompute_tokens_per_second: float = _knob(
         20_000.0,
         "Prefill speed assumed until an engine reports its own",

@@ -58,7 +58,7 @@ def adopt(
         table.size[rows] = page_bytes
         table.vouch(rows, checksums[taken])
         table.last_access[rows] = 0.0
-        table.l2_slot[rows] = slots[taken]
+        shelves.own(rows, 2, slots[taken])
         table.tiers[rows] = HAS_L2
         table.flags[rows] = np.uint8(Flag.L2_CLEAN)
     table.set_state(rows, State.IN2)
@@ -103,8 +103,6 @@ def _take_copies(
     with table.changing(rows):
         table.tiers[rows] |= HAS_L2
         table.raise_flag(rows, Flag.L2_CLEAN)
-    # As recently used as the pages are: their order in L1 stays.
-    shelves.logs[2].append(rows, table.touch[rows])
     return taken
 
 

@@ -28,7 +28,7 @@ from kvtier_agent.cache.outcomes import Outcomes
 from kvtier_agent.cache.page_table import PageTable
 from kvtier_agent.cache.pressure import Level, lines
 from kvtier_agent.cache.puts import Puts
-from kvtier_agent.cache.record import NO_ROW, NO_SLOT, TIER_OF_STATE, Rows, State
+from kvtier_agent.cache.record import NO_ROW, TIER_OF_STATE, Rows, State
 from kvtier_agent.cache.results import (
     MISS,
     U8,
@@ -40,6 +40,7 @@ from kvtier_agent.cache.results import (
     Registration,
     Ticket,
 )
+from kvtier_agent.cache.segment_sizes import slots_per_segment
 from kvtier_agent.cache.settings import Behaviour, Budgets, CacheSettings
 from kvtier_agent.cache.shelves import Shelves
 from kvtier_agent.cache.snapshot import take_snapshot
@@ -331,8 +332,8 @@ class Cache:
             limits[2] = min(limits[2], l2_slots)
         # A page has a slot and a record: L2 gets no more slots than there are records for.
         limits[2] = min(limits[2], max(0, self.table.max_pages - limits[0] - limits[1]))
-        for pool, limit in zip(self.shelves.pools, limits, strict=True):
-            pool.set_limit(limit)
+        self.shelves.pool2.shape(slots_per_segment(self.geometry.nvme_slot_bytes))
+        self.shelves.limit((limits[0], limits[1], limits[2]))
         traffic = self.traffic
         traffic.lines = lines(limits[0], behaviour.tighten_percent, behaviour.demote_percent)
         if limits[2]:
@@ -350,7 +351,7 @@ class Cache:
 
     def regrow(self) -> None:
         """Take in positions that a growth missed; the memory for `missing_slots` is there."""
-        for pool in self.shelves.pools:
+        for pool in self.shelves.pools[:2]:
             pool.set_limit(pool.limit)
 
     def adopt(
@@ -371,16 +372,10 @@ class Cache:
         adoption.take_over(self.shelves, rows, names, backed)
         self.traffic.high1 = self.traffic.low1 = self.shelves.pools[1].limit
 
-    def lose_segments(self, now: float, segments: set[int], per_segment: int) -> None:
+    def lose_segments(self, now: float, segments: set[int]) -> None:
         """These segments of L2 are gone with their volume, and so are the copies in them. What is
         just being read or written fails by itself."""
-        table = self.table
-        rows = table.live_rows()
-        slots = table.l2_slot[rows]
-        gone = np.isin(slots // per_segment, list(segments)) & (slots != NO_SLOT)
-        state = table.state[rows]
-        gone &= np.isin(state, (State.IN1, State.IN2, State.UP10))
-        self.traffic.leave_l2(rows[gone])
+        self.traffic.reclaim.lose(segments)
         self._balance(now)
 
     def snapshot(self, now: float) -> CacheSnapshot:

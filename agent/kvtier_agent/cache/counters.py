@@ -31,7 +31,9 @@ class Counters:
     stored_l2: int = 0
     stored_bytes_l0: int = 0
     stored_bytes_l1: int = 0
-    stored_bytes_l2: int = 0  # payload bytes written to NVMe
+    stored_bytes_l2: int = 0  # payload bytes written to NVMe, compaction included
+    compacted_pages: int = 0  # of stored_l2: moved out of segments that were emptied
+    compacted_bytes: int = 0  # of stored_bytes_l2: the same
     demoted_l0: int = 0  # left the tier downwards
     demoted_l1: int = 0
     promoted_l1: int = 0  # left the tier upwards
@@ -44,7 +46,8 @@ class Counters:
     l2_copies_dropped: int = 0
     quarantined_pages: int = 0
     quarantined_slots: int = 0  # L2 slots that held a bad or unreadable page
-    scrubbed_slots: int = 0  # of those, back in use
+    suspected_segments: int = 0  # times a segment of L2 was found to have such slots
+    scrubbed_segments: int = 0  # of those, tested and good
     taken_over_pages: int = 0  # found in L1 at the start
     dropped_at_start_pages: int = 0  # of the process before, and not taken over
     scrubbed_pages: int = 0  # of those taken over, read and compared with their checksum

@@ -23,12 +23,19 @@ class MoveKind(Enum):
     READ = "l2->l1"
     PUNCH_L0 = "punch-l0"  # give the memory of free slots back
     PUNCH_L1 = "punch-l1"
-    PUNCH_L2 = "punch-l2"  # give the blocks of free slots back
-    SCRUB = "scrub-l2"  # rewrite and reread a slot that held a bad page
+    PUNCH_L2 = "punch-l2"  # give the blocks of empty segments back; `source`: their numbers
+    SCRUB = "scrub-l2"  # rewrite and reread slots of an empty segment that held a bad page
+    FORGET = "forget-l2"  # these slots hold no page any more
+    COMPACT = "l2->l2"  # out of a segment that is being emptied
 
     @property
     def carries_pages(self) -> bool:
-        return self in (MoveKind.DEMOTE, MoveKind.PROMOTE, MoveKind.WRITE, MoveKind.READ)
+        return self in _OF_PAGES
+
+
+_OF_PAGES = frozenset(
+    (MoveKind.DEMOTE, MoveKind.PROMOTE, MoveKind.WRITE, MoveKind.READ, MoveKind.COMPACT)
+)
 
 
 class MoveStatus(IntEnum):
@@ -40,6 +47,7 @@ class MoveStatus(IntEnum):
     NO_SPACE = 3  # the cap, the reserve or the file system said no
     READ_ONLY = 4  # the volume went read-only
     CANCELLED = 5  # not tried: queue bound, volume withdrawn or the mover is closing
+    TARGET_ERROR = 6  # of COMPACT: read well, and EIO or a short write at its new place
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -48,7 +56,9 @@ class Move:
 
     rows: uint32 (n,) record rows. keys, parents: uint8 (n, 16). checksums: uint64 (n,).
     depths: uint32 (n,), tokens before the page. created: seconds, the cache's clock.
-    For punch and scrub only `source` is set.
+    epochs, sizes: uint32 (n,), of the segment of L2 that is written to or that the order is about:
+    which use of it is meant, and how many slots that use has (`SegmentPool.uses`).
+    An order about empty slots sets `source`, and `epochs` and `sizes` in L2.
     """
 
     id: int
@@ -60,6 +70,8 @@ class Move:
     parents: NDArray[np.uint8]
     checksums: NDArray[np.uint64]
     depths: NDArray[np.uint32]
+    epochs: NDArray[np.uint32]
+    sizes: NDArray[np.uint32]
     page_bytes: int
     slot_bytes: int
     created: float

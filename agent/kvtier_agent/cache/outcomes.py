@@ -3,7 +3,7 @@
 A copy counts only if it succeeded and nobody pinned or doomed the page meanwhile; otherwise the
 page is where it was and the target's slot is free again. A failed write leaves the page in L1 (bad
 bytes apart: those are quarantined, never written); a failed read takes the page out of the cache
-and its slot into quarantine. After a write that failed for the drive's sake, writing pauses, first
+and makes its segment suspect. After a write that failed for the drive's sake, writing pauses, first
 for 1 s, then twice as long each time up to 60 s; until then cold pages are dropped instead.
 """
 
@@ -41,13 +41,17 @@ class Outcomes:
             (~ok & (outcome.status != MoveStatus.CANCELLED)).sum()
         )
         good = int(ok.sum())
-        if good:
+        self.traffic.reclaim.stir()
+        if good and move.kind is not MoveKind.COMPACT:
             self.traffic.worth.costs.measured(
                 move.kind.value, good, move.page_bytes, outcome.seconds * good / len(move)
             )
         if move.kind is MoveKind.READ:
             return self._finish_read(now, move.rows, outcome.status)
-        if move.kind is MoveKind.WRITE:
+        if move.kind is MoveKind.COMPACT:
+            self._pause_after(now, outcome.status)
+            self.traffic.reclaim.finish(move, outcome.status)
+        elif move.kind is MoveKind.WRITE:
             self._finish_write(now, move, outcome.status)
         else:
             self._finish_copy(now, move, ok)
@@ -97,14 +101,10 @@ class Outcomes:
         ok = status == MoveStatus.OK
         doomed = table.has(rows, Flag.DOOMED)
         written = rows[ok & ~doomed]
+        self._pause_after(now, status)
         if ok.any():
-            self._pause = 0.0
             shelves.counters.stored_l2 += int(ok.sum())
             shelves.counters.stored_bytes_l2 += int(ok.sum()) * move.page_bytes
-        failed = np.isin(status, (MoveStatus.IO_ERROR, MoveStatus.NO_SPACE, MoveStatus.READ_ONLY))
-        if failed.any():
-            self._pause = min(max(FIRST_PAUSE_SECONDS, 2 * self._pause), LONGEST_PAUSE_SECONDS)
-            self.traffic.pause_until = now + self._pause
         held = table.pins[written] > 0
         table.raise_flag(written, Flag.L2_CLEAN)
         stay, leave = written[held], written[~held]
@@ -119,8 +119,7 @@ class Outcomes:
         rest = rows[~ok | doomed]
         if not rest.size:
             return
-        broken = rows[status == MoveStatus.IO_ERROR]
-        self.traffic.quarantine_slots(now, broken)
+        self.traffic.suspect(rows[status == MoveStatus.IO_ERROR])
         shelves.disown(rest, 2)
         shelves.settle(rest, State.IN1, 1 << 1)
         bad = rows[(status == MoveStatus.BAD_PAGE) & ~doomed]
@@ -152,7 +151,7 @@ class Outcomes:
         shelves.stamp(untried[::-1])
         broken = rows[~ok & (status != MoveStatus.CANCELLED) & ~doomed]
         shelves.counters.quarantined_pages += broken.size
-        self.traffic.quarantine_slots(now, broken)
+        self.traffic.suspect(broken)
         gone = np.concatenate([broken, rows[doomed]])
         shelves.disown(gone, 1)
         shelves.settle(gone, State.IN2, 0)  # without bytes and out of the index: until unpinned
@@ -160,15 +159,39 @@ class Outcomes:
         shelves.bury(rows[doomed])
         return landed, np.concatenate([untried, gone])
 
+    def _pause_after(self, now: float, status: NDArray[np.uint8]) -> None:
+        """Writing pauses after it failed for the drive's sake."""
+        failed = np.isin(
+            status,
+            (
+                *(MoveStatus.NO_SPACE, MoveStatus.READ_ONLY, MoveStatus.TARGET_ERROR),
+                MoveStatus.IO_ERROR,
+            ),
+        )
+        if (status == MoveStatus.OK).any():
+            self._pause = 0.0
+        if failed.any():
+            self._pause = min(max(FIRST_PAUSE_SECONDS, 2 * self._pause), LONGEST_PAUSE_SECONDS)
+            self.traffic.pause_until = now + self._pause
+
     def _order(self, now: float, move: Move, outcome: Outcome) -> None:
-        pools = self.traffic.shelves.pools
+        self.traffic.reclaim.stir()
         if move.kind is MoveKind.SCRUB:
-            ok = outcome.status == MoveStatus.OK
-            healed = self.traffic.quarantine.scrubbed(now, move.source, ok)
-            self.traffic.shelves.counters.scrubbed_slots += healed.size
-            pools[2].give(healed)
-        else:
+            self._tested(now, move, outcome.status == MoveStatus.OK)
+        elif move.kind is not MoveKind.FORGET:
             tier = (MoveKind.PUNCH_L0, MoveKind.PUNCH_L1, MoveKind.PUNCH_L2).index(move.kind)
+            pool = self.traffic.shelves.pools[tier]
             untried = outcome.status == MoveStatus.CANCELLED
-            pools[tier].punched(move.source[~untried])
-            pools[tier].punch_again(move.source[untried])
+            pool.punched(move.source[~untried])
+            pool.punch_again(move.source[untried])
+
+    def _tested(self, now: float, move: Move, ok: NDArray[np.bool_]) -> None:
+        pool, quarantine = self.traffic.shelves.pool2, self.traffic.quarantine
+        segment, last = divmod(int(move.source[-1]), pool.per_segment)
+        epoch = int(move.epochs[0])
+        good = len(ok) if ok.all() else int(np.argmin(ok))
+        if ok.all() and last + 1 == int(move.sizes[0]):
+            quarantine.end(segment, epoch)
+            self.traffic.shelves.counters.scrubbed_segments += pool.healed(segment, epoch)
+        else:
+            quarantine.step(now, segment, epoch, good, ok=bool(ok.all()))

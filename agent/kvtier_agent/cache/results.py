@@ -139,6 +139,7 @@ class CacheSnapshot:
     pinned_pages: int
     pending_tickets: int
     write_queue_bytes: int
-    quarantined_slots: int
+    suspected_segments: int
+    dead_bytes: int
     geometry: dict[str, int] = field(default_factory=dict)
     volumes: dict[str, str] = field(default_factory=dict)

@@ -47,10 +47,13 @@ class SegmentPool:
         self.maximum = maximum
         self.limit = 0
         self.used = 0
+        self.per_segment = 0
         self.shape(per_segment)
 
     def shape(self, per_segment: int) -> None:
         """Slots per segment; before the first slot is taken."""
+        if per_segment == self.per_segment:
+            return
         if self.used:
             raise AssertionError("the segments of a tier in use have their size")
         self.per_segment = per_segment
@@ -73,6 +76,7 @@ class SegmentPool:
         self._free: list[int] = []
         self._holes: list[int] = []
         self._uses = 0
+        self._claimed: set[int] = set()
         self._to_punch: list[int] = []
         self._to_test: list[int] = []
         self._given: list[tuple[Slots, Slots]] = []
@@ -130,6 +134,7 @@ class SegmentPool:
     def take(self, count: int) -> Slots:
         """Up to `count` slots, in the order in which they are to be written."""
         parts: list[Slots] = []
+        self._claimed.clear()
         while count > 0 and (self.open >= 0 or self._open_next()):
             segment = self.open
             first = int(self._cursor[segment])
@@ -167,7 +172,8 @@ class SegmentPool:
 
     def claim(self, slots: Slots) -> NDArray[np.bool_]:
         """Take these very slots: pages found on a volume at start, those worth least first. True
-        where it was taken. A segment keeps its slots up to the last one that was."""
+        where it was taken. A segment keeps its slots up to the last one that was. May be called
+        again until the first `take`."""
         taken = np.zeros(len(slots), dtype=bool)
         _, wanted = np.unique(slots, return_index=True)  # ascending, each slot once
         wanted = wanted[slots[wanted] < self.maximum // self.per_segment * self.per_segment]
@@ -178,24 +184,29 @@ class SegmentPool:
         starts = np.flatnonzero(np.append(True, numbers[1:] != numbers[:-1]))
         best = np.maximum.reduceat(wanted, starts)
         parts = np.split(wanted, starts[1:])
-        claimed = set()
-        for which in np.argsort(best)[::-1].tolist():
+        for which in np.argsort(best)[::-1].tolist():  # the segment of the best page first
             segment = int(numbers[starts[which]])
             room = self.limit - self.backed - self.leaving
             mine = parts[which]
             inside = slots[mine] % self.per_segment
-            mine, inside = mine[inside < room], inside[inside < room]
-            if self._state[segment] != HOLE or not mine.size:
+            inside = inside[~self._taken[slots[mine]]]
+            mine = mine[~self._taken[slots[mine]]]
+            size = int(self._size[segment])
+            mine, inside = mine[inside < size + room], inside[inside < size + room]
+            if not mine.size or not (self._state[segment] == HOLE or segment in self._claimed):
                 continue
-            claimed.add(segment)
-            self._begin(segment, int(inside[-1]) + 1)
-            self._cursor[segment] = self._size[segment]
+            self._claimed.add(segment)
+            size = max(size, int(inside[-1]) + 1)
+            self.backed += size - int(self._size[segment])
+            self._size[segment] = self._cursor[segment] = size
             self._state[segment] = SEALED
-            self._live[segment] = mine.size
+            self._live[segment] += mine.size
+            self._uses += 1
+            self._opened[segment] = self._uses
             self._taken[slots[mine]] = True
             self.used += mine.size
             taken[mine] = True
-        self._holes = sorted(set(self._holes) - claimed)
+        self._holes = sorted(set(self._holes) - self._claimed)
         return taken
 
     def uses(self, slots: Slots) -> tuple[Slots, Slots]:
@@ -220,10 +231,17 @@ class SegmentPool:
         dead = self._size[which] - self._live[which]
         return which.astype(np.uint32), dead, self._opened[which]
 
-    def held(self, segment: int) -> NDArray[np.bool_]:
-        """Which slots of this segment's numbers are taken (a view)."""
-        start = segment * self.per_segment
-        return self._taken[start : start + int(self._size[segment])]
+    def sample(self, count: int) -> Rows:
+        """Records of about `count` pages, from all segments alike: some of those that are there."""
+        used = np.flatnonzero((self._state == SEALED) | (self._state == OPEN))
+        if not used.size:
+            return _NONE
+        used = used[:: max(1, used.size // count)]
+        each = max(1, count // used.size)
+        inside = np.arange(each) * self._cursor[used][:, None] // each
+        rows = self._rows[(used[:, None] * self.per_segment + inside).ravel()]
+        held: Rows = rows[rows != NO_ROW]
+        return held
 
     def rows(self, segment: int) -> Rows:
         """The records whose pages lie in a segment, in the order of their slots."""
@@ -240,9 +258,21 @@ class SegmentPool:
         """Slots of a segment that are taken."""
         return int(self._live[segment])
 
+    def held(self, segment: int) -> bool:
+        """Does a compaction read from it?"""
+        return bool(self._held[segment])
+
+    def retired(self, segment: int) -> bool:
+        """Will its blocks go when it is empty?"""
+        return bool(self._retired[segment])
+
     def in_use(self, segment: int) -> bool:
         """Is it open or sealed?"""
-        return segment < len(self._state) and int(self._state[segment]) in (OPEN, SEALED)
+        return int(self._state[segment]) in (OPEN, SEALED)
+
+    def known(self, segment: int) -> bool:
+        """May it have blocks that are not on their way back?"""
+        return segment < len(self._state) and int(self._state[segment]) not in (HOLE, LEAVING)
 
     def hold(self, slots: Slots) -> None:
         """A compaction reads these slots: their segments stay as they are until `let_go`."""
@@ -269,11 +299,14 @@ class SegmentPool:
         out, self._to_test = self._to_test, []
         return out
 
-    def healed(self, segment: int, epoch: int) -> None:
-        """The test of a suspect segment in this use of its numbers succeeded."""
-        if self._state[segment] == TESTED and self._epoch[segment] == epoch:
-            self._suspect[segment] = False
-            self._rest_or_leave(segment)
+    def healed(self, segment: int, epoch: int) -> bool:
+        """The test of a suspect segment succeeded. False: it means nothing, since that was another
+        use of its numbers."""
+        if self._state[segment] != TESTED or self._epoch[segment] != epoch:
+            return False
+        self._suspect[segment] = False
+        self._rest_or_leave(segment)
+        return True
 
     def retire(self, segment: int) -> None:
         """It gets nothing new, and its blocks go when it is empty."""

@@ -106,6 +106,14 @@ class CacheSettings:
     """Part of L1 that puts may not take, kept for pages read from L2, percent, 0 to 50."""
     write_queue_bytes: int = 256 * MIB
     """Bound on bytes on their way to L2; at 90 % of it the coldest L1 pages are dropped."""
+    compaction_bytes_per_second: int = 128 * MIB
+    """Bound on what compaction writes to NVMe, bytes per second, 0 (nothing is moved, pages of a
+    segment that is emptied are dropped) to 2^40. It counts as writes like any other."""
+    compaction_hot_percent: int = 80
+    """A page of a segment that is emptied is moved if it is among this percent of L2's most
+    recently touched pages, 0 (never) to 90; the others are dropped. More: closer to strict LRU, at
+    the cost of more bytes written; near 100 segments are full of what is to be moved, and little
+    is gained by emptying one."""
     move_bytes: int = 8 * MIB
     """A move carries at most this many bytes (at least one page)."""
     max_leases_per_client: int = 4096
@@ -113,3 +121,7 @@ class CacheSettings:
     max_pages: int = 1 << 24
     """Most pages the page table may grow to (128 bytes each), 1024 to 2^28. L2 gets no more slots
     than that leaves for it."""
+
+    def __post_init__(self) -> None:
+        _bounds(self, "compaction_bytes_per_second", 0, 1 << 40)
+        _bounds(self, "compaction_hot_percent", 0, 90)

@@ -22,18 +22,21 @@ from kvtier_agent.cache.record import (
     check_transition,
 )
 from kvtier_agent.cache.replacement import Stamps, TouchLog
+from kvtier_agent.cache.segment_pool import SegmentPool
 from kvtier_agent.cache.slots import SlotPool
 
 HAS_L2 = np.uint8(1 << 2)
 
 
 class Shelves:
-    """Owned by one thread. `pools`, `logs`: per tier."""
+    """Owned by one thread. `pools`: per tier; `logs`: of L0 and L1. L2 has none: what leaves it is
+    the pages of a segment, looked at one by one (`reclaim`)."""
 
     def __init__(self, table: PageTable, maxima: tuple[int, int, int]) -> None:
         self.table = table
-        self.pools = tuple(SlotPool(maximum) for maximum in maxima)
-        self.logs = (TouchLog(), TouchLog(), TouchLog())
+        self.pool2 = SegmentPool(maxima[2])
+        self.pools = (SlotPool(maxima[0]), SlotPool(maxima[1]), self.pool2)
+        self.logs = (TouchLog(), TouchLog())
         self.frozen = FrozenBook()
         self.counters = Counters()
         self.slots = (table.l0_slot, table.l1_slot, table.l2_slot)
@@ -47,8 +50,8 @@ class Shelves:
     # -- order ------------------------------------------------------------------------------
 
     def stamp(self, rows: Rows, *, cold: bool = False) -> Stamps:
-        """Touch pages; the last one is the most recent. They (re)enter the logs of the tiers they
-        lie in; with `cold` at the cold end of L0's and L1's."""
+        """Touch pages; the last one is the most recent. They (re)enter the log of the tier they
+        lie in; with `cold` at its cold end."""
         stamps = np.arange(self._stamp, self._stamp + len(rows), dtype=np.uint64)
         self._stamp += len(rows)
         table = self.table
@@ -59,9 +62,6 @@ class Shelves:
             if here.any():
                 enter = self.logs[tier].push_cold if cold else self.logs[tier].append
                 enter(rows[here], stamps[here])
-        copied = (table.tiers[rows] & HAS_L2) != 0
-        if copied.any():
-            self.logs[2].append(rows[copied], stamps[copied])
         return stamps
 
     def stamp_chain(self, rows: Rows) -> None:
@@ -108,16 +108,16 @@ class Shelves:
         return np.fromiter(out, dtype=np.uint32, count=len(out))
 
     def victims(self, tier: int, count: int) -> Rows:
-        """Up to `count` of the coldest pages that may leave `tier`; they leave its log."""
-        return self.logs[tier].pop(count, (self._leaves0, self._leaves1, self._leaves2)[tier])
+        """Up to `count` of the coldest pages that may leave L0 or L1; they leave its log."""
+        return self.logs[tier].pop(count, (self._leaves0, self._leaves1)[tier])
 
     def put_back(self, tier: int, rows: Rows) -> None:
         """Victims that could not leave after all: they are still the coldest."""
         self.logs[tier].push_cold(rows, self.table.touch[rows])
 
     def compact(self) -> None:
-        tests = (self._leaves0, self._leaves1, self._leaves2)
-        for pool, log, test in zip(self.pools, self.logs, tests, strict=True):
+        tests = (self._leaves0, self._leaves1)
+        for pool, log, test in zip(self.pools[:2], self.logs, tests, strict=True):
             log.compact(pool.used, test)
 
     def _leaves(self, rows: Rows, stamps: Stamps, home: State) -> NDArray[np.bool_]:
@@ -139,26 +139,19 @@ class Shelves:
     def _leaves1(self, rows: Rows, stamps: Stamps) -> NDArray[np.bool_]:
         return self._leaves(rows, stamps, State.IN1)
 
-    def _leaves2(self, rows: Rows, stamps: Stamps) -> NDArray[np.bool_]:
-        table = self.table
-        state = table.state[rows]
-        leaves: NDArray[np.bool_] = (
-            (table.touch[rows] == stamps)
-            & ((table.tiers[rows] & HAS_L2) != 0)
-            & (
-                ((state == State.IN2) & (table.pins[rows] == 0))
-                | (state == State.IN1)  # only the copy would leave: pins do not matter
-                | (state == State.UP10)
-            )
-            & ((table.flags[rows] & np.uint8(Flag.DOOMED)) == 0)
-        )
-        return leaves
+    def limit(self, slots: tuple[int, int, int]) -> None:
+        """New limits of the tiers."""
+        self.pools[0].set_limit(slots[0])
+        self.pools[1].set_limit(slots[1])
+        self.pool2.set_limit(slots[2])
 
     # -- slots ------------------------------------------------------------------------------
 
     def own(self, rows: Rows, tier: int, slots: NDArray[np.uint32]) -> None:
         """These pages now own these slots of `tier` (valid bytes or not)."""
         self.slots[tier][rows] = slots
+        if tier == 2:
+            self.pool2.own(slots, rows)
 
     def disown(self, rows: Rows, tier: int) -> None:
         """Give the pages' slots of `tier` back."""

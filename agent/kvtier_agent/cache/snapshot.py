@@ -61,7 +61,8 @@ def take_snapshot(cache: Cache, now: float) -> CacheSnapshot:
         pinned_pages=int(pinned.sum()),
         pending_tickets=sum(1 for lease in cache.book.leases.values() if lease.waiting),
         write_queue_bytes=traffic.write_queue_bytes,
-        quarantined_slots=traffic.quarantine.count,
+        suspected_segments=shelves.pool2.suspects,
+        dead_bytes=shelves.pool2.dead * cache.geometry.nvme_slot_bytes,
         geometry={
             "page_bytes": geometry.page_bytes,
             "slot_bytes": geometry.slot_bytes,
@@ -81,8 +82,16 @@ def check_books(cache: Cache) -> None:
         slots = shelves.slots[tier][rows]
         owned = slots[slots != NO_SLOT]
         assert len(np.unique(owned)) == len(owned), f"a slot of tier {tier} has two owners"
-        extra = cache.traffic.quarantine.count if tier == 2 else 0
+        extra = cache.traffic.reclaim.at_stake if tier == 2 else 0
         assert shelves.pools[tier].used == len(owned) + extra, f"a slot of tier {tier} leaked"
+    pool = shelves.pool2
+    mine = rows[table.l2_slot[rows] != NO_SLOT]
+    for segment in np.unique(table.l2_slot[mine] // pool.per_segment).tolist():
+        there = mine[table.l2_slot[mine] // pool.per_segment == segment]
+        in_order = there[np.argsort(table.l2_slot[there])]
+        assert (pool.rows(segment) == in_order).all(), "a segment does not know its pages"
+    spare = pool.limit - pool.leaving - pool.used - pool.dead
+    assert pool.excess or pool.available >= spare, "slots of L2 leaked"
     state = table.state[rows]
     l0, l1, l2 = (shelves.slots[tier][rows] != NO_SLOT for tier in (0, 1, 2))
     copy = (table.tiers[rows] & 4) != 0

@@ -14,7 +14,7 @@ are queued or under way are bounded by `write_queue_bytes`; from 90 % of it on, 
 failing, cold pages are dropped in the batch instead of queued (emergency eviction), so memory never
 runs out whatever the drive does. A read from L2 that finds no free slot makes room in the same way.
 
-L2 full: its least recently touched pages give way. If such a page lies in L1 as well, only its copy
+L2 full: whole segments are emptied (`reclaim`). If a page of one lies in L1 as well, only its copy
 goes and the page itself stays.
 """
 
@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 from kvtier_agent.cache.moves import Move, MoveKind
 from kvtier_agent.cache.pressure import Level, Lines
 from kvtier_agent.cache.quarantine import Quarantine
+from kvtier_agent.cache.reclaim import Reclaim
 from kvtier_agent.cache.record import NO_SLOT, Flag, Rows, State, as_bytes_keys
 from kvtier_agent.cache.replacement import cooled_down
 from kvtier_agent.cache.shelves import HAS_L2, Shelves
@@ -38,8 +39,8 @@ NEAR_BOUND = 0.9
 
 
 PUNCH_SLOTS = 4096
-"""Slots that one order to give memory back names at most: no bytes are copied for it, and a tier
-that shrinks by a terabyte must not become a hundred thousand orders."""
+"""Slots that one order names at most: no bytes are copied for it, and a tier that shrinks by a
+terabyte must not become a hundred thousand orders."""
 
 
 class Traffic:
@@ -59,6 +60,7 @@ class Traffic:
         self.in_flight = 0
         self._next_move = 1
         self.pause_until = 0.0
+        self.reclaim = Reclaim(self)
 
     # -- down -------------------------------------------------------------------------------
 
@@ -83,7 +85,7 @@ class Traffic:
             source = shelves.table.l0_slot[moving]
             shelves.own(moving, 1, slots)
             self.leaving0 += moving.size
-            self._issue(now, MoveKind.DEMOTE, moving, source, slots)
+            self.issue(now, MoveKind.DEMOTE, moving, source, slots)
 
     def take_l1(self, now: float, count: int) -> NDArray[np.uint32]:
         """Up to `count` slots of L1, after making room if need be."""
@@ -123,10 +125,9 @@ class Traffic:
         room = max(0, bound - self.write_queue_bytes) // self.worth.geometry.page_bytes
         if now < self.pause_until:
             room = 0
-        short = min(rows.size, room) - shelves.pools[2].available
-        if short > 0:
-            self.drop_l2(short)
-        slots = shelves.pools[2].take(min(rows.size, room))
+        if shelves.pool2.available < min(rows.size, room):
+            self.reclaim.at_once(min(rows.size, room))
+        slots = shelves.pool2.take(min(rows.size, room))
         # The coldest are dropped, the warmest written: they are worth more.
         lost, rows = rows[: rows.size - slots.size], rows[rows.size - slots.size :]
         if lost.size:
@@ -138,11 +139,7 @@ class Traffic:
             shelves.own(rows, 2, slots)
             self.leaving1 += rows.size
             self.write_queue_bytes += rows.size * self.worth.geometry.page_bytes
-            self._issue(now, MoveKind.WRITE, rows, shelves.table.l1_slot[rows], slots)
-
-    def drop_l2(self, count: int) -> None:
-        """Free `count` slots of L2 from its cold end."""
-        self.leave_l2(self.shelves.victims(2, count))
+            self.issue(now, MoveKind.WRITE, rows, shelves.table.l1_slot[rows], slots)
 
     def leave_l2(self, rows: Rows) -> None:
         """These copies leave L2; pages that lie only there are gone."""
@@ -181,7 +178,7 @@ class Traffic:
         if rows.size:
             table.set_state(rows, State.UP10)
             shelves.own(rows, 0, slots)
-            self._issue(now, MoveKind.PROMOTE, rows, table.l1_slot[rows], slots)
+            self.issue(now, MoveKind.PROMOTE, rows, table.l1_slot[rows], slots)
 
     def read(self, now: float, rows: Rows) -> Rows:
         """L2 -> L1 for distinct pages in IN2; those (from the front) that found a slot."""
@@ -195,7 +192,7 @@ class Traffic:
         if rows.size:
             shelves.table.set_state(rows, State.UP21)
             shelves.own(rows, 1, slots)
-            self._issue(now, MoveKind.READ, rows, shelves.table.l2_slot[rows], slots)
+            self.issue(now, MoveKind.READ, rows, shelves.table.l2_slot[rows], slots)
         return rows
 
     # -- balance ----------------------------------------------------------------------------
@@ -213,9 +210,7 @@ class Traffic:
         staying = shelves.pools[1].used - self.leaving1
         if staying > self.high1:
             self.go_down(now, shelves.victims(1, staying - self.low1))
-        excess = shelves.pools[2].used - self.quarantine.count - shelves.pools[2].limit
-        if excess > 0:
-            self.drop_l2(excess)
+        self.reclaim.balance(now)
         return level
 
     def straight_down(self, now: float, rows: Rows) -> None:
@@ -225,40 +220,61 @@ class Traffic:
         passing = rows[~self.worth.keeps(self.shelves.table, rows, 1)]
         self.go_down(now, passing[self.shelves.table.pins[passing] == 0])
 
-    def quarantine_slots(self, now: float, rows: Rows) -> None:
-        """The L2 slots of these pages are suspect: out of use until they are scrubbed."""
+    def suspect(self, rows: Rows) -> None:
+        """The places of these pages in L2 are bad: they are dead, and their segments suspect."""
         field = self.shelves.table.l2_slot
         slots = field[rows]
         slots = slots[slots != NO_SLOT]
-        field[rows] = NO_SLOT
         self.shelves.counters.quarantined_slots += slots.size
-        self.quarantine.add(now, slots)
+        self.shelves.counters.suspected_segments += self.shelves.pool2.suspect(slots)
+        self.shelves.disown(rows, 2)
 
     # -- orders about empty slots -----------------------------------------------------------
 
     def orders(self, now: float) -> None:
-        """Give memory of dropped slots back; scrub suspect ones that are due."""
-        kinds = (MoveKind.PUNCH_L0, MoveKind.PUNCH_L1, MoveKind.PUNCH_L2)
-        for pool, kind in zip(self.shelves.pools, kinds, strict=True):
-            slots = pool.take_punches()
+        """Give memory of dropped slots and blocks of empty segments back, say which slots of L2 are
+        given up, test suspect segments that are due."""
+        pool = self.shelves.pool2
+        for kind, slots in zip(
+            (MoveKind.PUNCH_L0, MoveKind.PUNCH_L1, MoveKind.PUNCH_L2),
+            [pool.take_punches() for pool in self.shelves.pools],
+            strict=True,
+        ):
             if slots.size:
-                self._issue(now, kind, np.full_like(slots, NO_SLOT), slots, slots)
-        slots = self.quarantine.due(now)
+                self.issue(now, kind, np.full_like(slots, NO_SLOT), slots, slots)
+        slots, epochs = pool.take_given()
         if slots.size:
-            self._issue(now, MoveKind.SCRUB, np.full_like(slots, NO_SLOT), slots, slots)
+            self.issue(now, MoveKind.FORGET, np.full_like(slots, NO_SLOT), slots, slots, epochs)
+        for segment in pool.take_tests():
+            first = np.array([segment * pool.per_segment], dtype=np.uint32)
+            self.quarantine.add(now, segment, int(pool.uses(first)[0][0]))
+        step = max(1, self.worth.settings.move_bytes // self.worth.geometry.page_bytes)
+        for segment, epoch, start in self.quarantine.due(now):
+            here = np.arange(start, min(start + step, pool.size(segment)), dtype=np.uint32)
+            slots = here + np.uint32(segment * pool.per_segment)
+            if not slots.size or (pool.uses(slots)[0] != epoch).any():
+                self.quarantine.end(segment, epoch)
+            else:
+                self.issue(now, MoveKind.SCRUB, np.full_like(slots, NO_SLOT), slots, slots)
 
-    def _issue(
+    def issue(
         self,
         now: float,
         kind: MoveKind,
         rows: Rows,
         source: NDArray[np.uint32],
         target: NDArray[np.uint32],
+        epochs: NDArray[np.uint32] = NOBODY,
     ) -> None:
+        """Hand out a move, or several: for pages of `rows`, or an order. `epochs`: of an order
+        about an earlier use of segments."""
         table, geometry = self.shelves.table, self.worth.geometry
         step = PUNCH_SLOTS
         if kind.carries_pages or kind is MoveKind.SCRUB:
             step = max(1, self.worth.settings.move_bytes // geometry.page_bytes)
+        sizes = NOBODY
+        if kind in (MoveKind.WRITE, MoveKind.COMPACT, MoveKind.SCRUB):
+            epochs, sizes = self.shelves.pool2.uses(target)
         for start in range(0, len(rows), step):
             part = slice(start, start + step)
             some = rows[part]
@@ -274,6 +290,8 @@ class Traffic:
                     parents=as_bytes_keys(table.parent[real]),
                     checksums=table.checksum[real],
                     depths=table.depth[real],
+                    epochs=epochs[part],
+                    sizes=sizes[part],
                     page_bytes=geometry.page_bytes,
                     slot_bytes=geometry.slot_bytes,
                     created=now,

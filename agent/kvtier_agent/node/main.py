@@ -239,6 +239,8 @@ class Agent:
             lease_seconds=settings.lease_seconds,
             recompute_tokens_per_second=settings.recompute_tokens_per_second,
             write_queue_bytes=settings.write_queue,
+            compaction_bytes_per_second=settings.compaction_rate,
+            compaction_hot_percent=settings.compaction_hot_percent,
             max_pages=settings.max_pages,
         )
 

@@ -17,15 +17,13 @@ from kvtier_api import manifest
 from kvtier_api.validate import validate
 
 from kvtier_agent.cache.geometry import align_up
+from kvtier_agent.cache.segment_sizes import bytes_for, slots_per_segment, slots_within
 from kvtier_agent.replay.errors import ReplayError
-from kvtier_agent.storage.l2 import slots_per_segment
+from kvtier_agent.storage.journal_files import JournalSettings
 from kvtier_agent.storage.segment import HEADER_BYTES
 
 LEAST_TIER_BYTES = 1 << 20
 """The least size of a tier that the API admits."""
-
-_FILE_SYSTEM_BYTES = 4096
-"""Per segment file, for the file system's own records."""
 
 
 def parse_tiers(text: str) -> dict[str, int]:
@@ -91,11 +89,17 @@ def with_tiers(policy: Mapping[str, Any], tiers: Mapping[str, int], page_bytes: 
 
 
 def l2_bytes(pages: int, page_bytes: int) -> int:
-    """Bytes of L2 that hold this many pages: slots with their headers, and what the file system
-    needs for each segment file."""
+    """Bytes of L2 that hold this many pages: slots with their headers, what the file system needs
+    for each segment file, and the journal."""
     stride = align_up(page_bytes) + HEADER_BYTES
-    segments = -(-pages // slots_per_segment(align_up(page_bytes)))
-    return pages * stride + segments * _FILE_SYSTEM_BYTES
+    size = 0
+    wanted = bytes_for(pages, stride)
+    while size < wanted:
+        size = wanted
+        slots = slots_within(size, stride)
+        aside = JournalSettings().space_bytes(slots, slots_per_segment(stride), 1, size)
+        wanted = bytes_for(pages, stride) + aside
+    return size
 
 
 def _valid(policy: Any, name: str) -> dict[str, Any]:

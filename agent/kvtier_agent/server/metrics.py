@@ -44,7 +44,11 @@ _COUNTERS = (
     ("kv_scrubbed_pages", "Pages taken over that the scrub has read", "scrubbed_pages"),
     ("kv_scrub_bad_pages", "Of those, pages that did not match their checksum", "scrub_bad_pages"),
     ("kv_quarantined_slots", "NVMe slots that held a bad or unreadable page", "quarantined_slots"),
+    ("kv_suspected_segments", "Times a segment of NVMe was found to hold bad pages",
+     "suspected_segments"),
     ("kv_nvme_written_bytes", "Payload bytes written to NVMe", "stored_bytes_l2"),
+    ("kv_nvme_compaction_written_bytes", "Of these, moved out of segments that were emptied",
+     "compacted_bytes"),
     ("kv_pressure_tightened", "Times that L0 rose above pressure.tightenPercent", "tightened"),
     ("kv_pressure_demoted", "Times that L0 rose above pressure.demotePercent", "demote_all"),
     ("kv_emergency_evictions", "DRAM pages dropped because NVMe could not keep up",
@@ -206,6 +210,10 @@ class AgentCollector:
              lambda d: d.cache.write_queue_bytes),
             ("kv_open_questions", "Lookups whose outcome is not settled yet",
              lambda d: d.open_questions),
+            ("kv_nvme_suspect_segments", "Segments not written to until they were tested",
+             lambda d: d.cache.suspected_segments),
+            ("kv_nvme_dead_bytes", "Bytes of slots whose page is gone, until their segment goes",
+             lambda d: d.cache.dead_bytes),
             ("kv_admitting", "1: new pages are taken", lambda d: int(d.cache.admitting)),
         )  # fmt: skip
         for name, what, read in gauges:

@@ -59,15 +59,21 @@ class Copier:
         if l2 is None:
             cancelled = Outcome.uniform(move, MoveStatus.CANCELLED)
             return cancelled.status, "there is no NVMe tier"
+        uses = (move.epochs, move.sizes)
+        stamp = PageStamp(move.keys, move.parents, move.depths, move.checksums)
         if kind is MoveKind.WRITE:
-            stamp = PageStamp(move.keys, move.parents, move.depths, move.checksums)
-            return l2.write(move.target, stamp, self.l1.rows(move.slot_bytes), move.source)
+            return l2.write(move.target, stamp, self.l1.rows(move.slot_bytes), move.source, uses)
+        if kind is MoveKind.COMPACT:
+            return l2.compact(move.source, move.target, stamp, uses)
         if kind is MoveKind.READ:
             arena = self.l1.rows(move.slot_bytes)
             return l2.read(move.source, move.keys, move.checksums, arena, move.target)
         if kind is MoveKind.SCRUB:
-            return l2.scrub(move.source), ""
-        l2.punch(move.source)
+            return l2.scrub(move.source, uses), ""
+        if kind is MoveKind.FORGET:
+            l2.forget(move.source, move.epochs)
+        else:
+            l2.give_back(move.source)
         return done, ""
 
     def _copy(self, move: Move) -> None:

@@ -156,7 +156,7 @@ class Core:
             raise as_core_error(error) from error
         cache.l2_slots = self._limit_l2(behaviour, budgets)
         cache.geometry = geometry
-        for pool, arena in zip(cache.shelves.pools, (self._l0, self._l1), strict=False):
+        for pool, arena in zip(cache.shelves.pools[:2], (self._l0, self._l1), strict=True):
             assert arena is not None
             pool.maximum = arena.size_bytes // geometry.slot_bytes
         self._back_slots(geometry, budgets)

@@ -17,7 +17,7 @@ IOV_MAX = 1024
 
 def allow_many_files() -> None:
     """Raise this process's soft limit on open files to the hard one: each segment of NVMe keeps
-    its file open, sixteen for every GiB, and the usual soft limit is 1024."""
+    its file open, four for every GiB or 64 in a small tier, and the usual soft limit is 1024."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         with contextlib.suppress(OSError, ValueError):

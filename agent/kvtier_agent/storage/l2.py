@@ -1,8 +1,13 @@
 """L2: pages in segment files on one or more volumes.
 
-The cache hands out slot numbers and nothing else. A slot number is (segment, slot in segment); a
-segment is one file on one volume, made when its first slot is written, on the volume that holds the
-least. So this module decides only where segments lie and whether a write may happen:
+The cache hands out slot numbers, and with each the use of its segment that is meant (its *epoch*)
+and how many slots that use has. A slot number is (segment, slot in segment); a segment is one file
+on one volume, made when its first slot is written, on the volume that holds the least. It stays
+there until it is given back: the first write of a later epoch begins it anew, in the same blocks,
+after the journal was told that all it held is void. So this module decides only where segments lie
+and whether a write may happen:
+
+    before each write   the epoch is not over; otherwise CANCELLED
 
     before each write   allocated blocks + what must be laid out <= cap, and the volume's reserve
                         stays free; otherwise NO_SPACE, and nothing was written
@@ -16,6 +21,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import mmap
 import threading
 from collections.abc import Iterator
 
@@ -25,6 +31,7 @@ from numpy.typing import NDArray
 from kvtier_agent.cache.arena import runs
 from kvtier_agent.cache.geometry import Geometry
 from kvtier_agent.cache.moves import MoveStatus
+from kvtier_agent.cache.segment_sizes import slots_per_segment, slots_within
 from kvtier_agent.cache.settings import Durability
 from kvtier_agent.storage.checksum import checksum
 from kvtier_agent.storage.fileio import FileIO
@@ -42,17 +49,15 @@ from kvtier_agent.storage.segment import (
 )
 from kvtier_agent.storage.volume import Volume
 
-SEGMENT_BYTES = 64 << 20
+SCRATCH_BYTES = 1 << 20
+"""Memory of a thread that compacts: pages are read into it and written from it."""
 PATIENCE_SECONDS = 0.5
 """How long a revision waits for the files of a volume that leaves; then they go by and by."""
 
 Slots = NDArray[np.uint32]
 Statuses = NDArray[np.uint8]
-
-
-def slots_per_segment(slot_bytes: int) -> int:
-    """How many slots a full segment of 64 MiB has (at least one)."""
-    return max(1, SEGMENT_BYTES // (HEADER_BYTES + slot_bytes))
+Uses = tuple[Slots, Slots]
+"""Epoch of each page's segment, and how many slots that use of it has (`SegmentPool.uses`)."""
 
 
 class L2:
@@ -69,7 +74,7 @@ class L2:
         self.geometry = geometry
         self.slot_bytes = geometry.slot_bytes
         self.stride = HEADER_BYTES + geometry.slot_bytes
-        self.per_segment = slots_per_segment(geometry.slot_bytes)
+        self.per_segment = slots_per_segment(self.stride)
         self.volumes = list(volumes)
         self.io = io or FileIO()
         self.cap_bytes = 0
@@ -80,7 +85,7 @@ class L2:
         self.durability: Durability = "async"
         self.lock = threading.Lock()
         self.segments: dict[int, tuple[Segment, Volume]] = {}
-        self._holes: dict[int, NDArray[np.bool_]] = {}
+        self._local = threading.local()
         self.sequence = 1
         identity = Identity(geometry.fingerprint, self.per_segment, self.stride)
         self.journals = Journals(identity, self.io, journal)
@@ -90,9 +95,7 @@ class L2:
     def slots_within(self, cap_bytes: int) -> int:
         """Slots that fit a cap of allocated bytes. A block per segment is left for the file
         system's own extent records."""
-        segment = self.per_segment * self.stride + 4096
-        full, rest = divmod(cap_bytes, segment)
-        return int(full * self.per_segment + max(0, rest - 4096) // self.stride)
+        return slots_within(cap_bytes, self.stride)
 
     def limit(self, cap_bytes: int, reserve_percent: int, durability: Durability) -> int:
         """New limits; how many slots they allow. Without the lock: whoever holds it may be waiting
@@ -121,9 +124,15 @@ class L2:
     # -- writing ----------------------------------------------------------------------------
 
     def write(
-        self, slots: Slots, stamp: PageStamp, arena: NDArray[np.uint8], rows: Slots
+        self,
+        slots: Slots,
+        stamp: PageStamp,
+        arena: NDArray[np.uint8],
+        rows: Slots,
+        uses: Uses | None = None,
     ) -> tuple[Statuses, str]:
-        """Write arena rows `rows` to `slots`. Statuses per page, and the first error."""
+        """Write arena rows `rows` to `slots`. `uses`: of their segments, epoch and size per page
+        (None: as they are). Statuses per page, and the first error."""
         status = np.full(len(slots), MoveStatus.OK, dtype=np.uint8)
         size = self.geometry.page_bytes
         for i, row in enumerate(rows.tolist()):
@@ -136,14 +145,16 @@ class L2:
         headers.fill(stamp, self.geometry.fingerprint, size, sequence)
         for where, number, first in self._groups(slots, status == MoveStatus.OK):
             try:
-                segment = self._room_for(number, first, len(where))
+                use = None if uses is None else (int(uses[0][where[0]]), int(uses[1][where[0]]))
+                segment = self._room_for(number, first, len(where), use)
+                headers.seal(int(where[0]), len(where), segment.use[1])
                 payload = [arena[row] for row in rows[where].tolist()]
                 # A slice, not `[where]`: a copy would not be page aligned.
                 block = headers.bytes[where[0] : where[0] + len(where)]
                 segment.write(first, block, payload)
                 if self.durability == "sync":
                     self._make_last(segment)
-                self._record(number, slots, stamp, where, sequence)
+                self._record(number, slots[where], stamp.some(where), sequence + int(where[0]))
                 self._note(number, read_only=False)
             except OSError as error:
                 self._note(number, read_only=error.errno == errno.EROFS)
@@ -151,17 +162,12 @@ class L2:
                 errors.append(f"write: {error.strerror or error}")
         return status, errors[0] if errors else ""
 
-    def _record(
-        self, number: int, slots: Slots, stamp: PageStamp, where: NDArray[np.intp], sequence: int
-    ) -> None:
+    def _record(self, number: int, slots: Slots, stamp: PageStamp, sequence: int) -> None:
         """Tell the journal of pages that were written. Raises OSError."""
         held = self.segments.get(number)
         if held is None:
             raise SegmentGoneError(errno.ENOENT, "the segment is gone")
-        some = PageStamp(
-            stamp.keys[where], stamp.parents[where], stamp.depths[where], stamp.checksums[where]
-        )
-        self.journals.stored(held[1], slots[where], some, sequence + int(where[0]))
+        self.journals.stored(held[1], slots, stamp, sequence)
 
     def _note(self, number: int, *, read_only: bool) -> None:
         """Whether the volume of a segment takes writes."""
@@ -176,14 +182,16 @@ class L2:
             self.io.flush_folder(segment.path.parent)
             segment.named = True
 
-    def _room_for(self, number: int, first: int, count: int) -> Segment:
-        """The segment, with blocks for these slots, inside cap and reserve. Raises OSError."""
+    def _room_for(
+        self, number: int, first: int, count: int, use: tuple[int, int] | None
+    ) -> Segment:
+        """The segment in its use (epoch, size), with blocks for these slots, inside cap and
+        reserve. Raises OSError."""
         with self.lock:
-            segment, volume = self._segment(number)
+            segment, volume = self._segment(number, use)
             missing = first + np.flatnonzero(~segment.laid[first : first + count])
             # All of the segment at once if it fits, else just these slots.
-            ahead = ~segment.laid & ~self._holes_of(number)
-            rest = np.flatnonzero(ahead[: max(0, self.limit_slots - number * self.per_segment)])
+            rest = np.flatnonzero(~segment.laid[: self._size(number, use)])
             whole = np.union1d(rest, missing)
             allocated = self.segment_bytes
             for wanted in (whole, missing) if missing.size else (missing,):
@@ -194,7 +202,6 @@ class L2:
                     for start, length in runs(wanted.astype(np.uint32)):
                         segment.lay_out(start, length)
                     if self.segment_bytes <= self.segment_cap_bytes:
-                        self._holes_of(number)[missing] = False
                         return segment
                     # The file system's own blocks reach the cap: all goes back.
                     for start, length in runs(wanted.astype(np.uint32)):
@@ -203,12 +210,30 @@ class L2:
                 self.drop_segment(number)
             raise OSError(errno.ENOSPC, "the cap or the reserve of the volume is reached")
 
-    def _holes_of(self, number: int) -> NDArray[np.bool_]:
-        """Slots of a segment that were punched: not to be laid out ahead of their use."""
-        return self._holes.setdefault(number, np.zeros(self.per_segment, dtype=bool))
+    def _size(self, number: int, use: tuple[int, int] | None) -> int:
+        """Slots of a segment that may be laid out ahead."""
+        if use is not None:
+            return use[1]
+        return max(0, min(self.per_segment, self.limit_slots - number * self.per_segment))
 
-    def _segment(self, number: int) -> tuple[Segment, Volume]:
+    def _begin(self, segment: Segment, volume: Volume, use: tuple[int, int] | None) -> None:
+        """Begin a segment anew if this is a later use of it: what it held is void from now on.
+        Blocks past its new size go back. Raises OSError, and then nothing has changed."""
+        epoch = segment.use[0]
+        if use is None or use[0] == epoch:
+            return
+        if use[0] < epoch:
+            raise SegmentGoneError(errno.ENOENT, "that use of the segment is over")
+        segment.use = (use[0], self.journals.begin(volume, segment.number))
+        beyond = use[1] + np.flatnonzero(segment.laid[use[1] :])
+        for start, length in runs(beyond.astype(np.uint32)):
+            segment.punch(start, length)
+
+    def _segment(self, number: int, use: tuple[int, int] | None) -> tuple[Segment, Volume]:
+        """The segment in its use (epoch, size), made or begun anew if need be. Raises OSError."""
         held = self.segments.get(number)
+        if held is not None:
+            self._begin(*held, use)
         if held is None:
             used = dict.fromkeys((v.name for v in self.volumes), 0)
             for segment, volume in list(self.segments.values()):
@@ -229,7 +254,7 @@ class L2:
                 self.drop_segment(number)
                 raise SegmentGoneError(errno.ENOENT, "the volume is gone")
             try:
-                self.journals.begin(volume, number)
+                segment.use = (use[0] if use else 0, self.journals.begin(volume, number))
             except OSError as error:
                 volume.read_only = error.errno == errno.EROFS
                 self.drop_segment(number)
@@ -272,43 +297,95 @@ class L2:
             errors.append(f"{int(bad.sum())} pages failed verification")
         return status, errors[0] if errors else ""
 
+    # -- compaction -------------------------------------------------------------------------
+
+    def compact(
+        self, source: Slots, target: Slots, stamp: PageStamp, uses: Uses
+    ) -> tuple[Statuses, str]:
+        """Copy pages from slot to slot, verified on the way. `uses`: of the targets' segments.
+        Statuses per page, and the first error: those of a read, and of a write with TARGET_ERROR
+        for an error of the drive."""
+        status = np.full(len(source), MoveStatus.CANCELLED, dtype=np.uint8)
+        first_error = ""
+        memory = self._scratch()
+        step = len(memory)
+        for start in range(0, len(source), step):
+            part = np.arange(start, min(start + step, len(source)))
+            rows = np.arange(len(part), dtype=np.uint32)
+            read, error = self.read(
+                source[part], stamp.keys[part], stamp.checksums[part], memory, rows
+            )
+            first_error = first_error or error
+            status[part] = read
+            good = part[read == MoveStatus.OK]
+            if not good.size:
+                continue
+            there = rows[read == MoveStatus.OK]
+            some = (uses[0][good], uses[1][good])
+            wrote, error = self.write(target[good], stamp.some(good), memory, there, some)
+            first_error = first_error or error
+            wrote[wrote == MoveStatus.IO_ERROR] = MoveStatus.TARGET_ERROR
+            wrote[wrote == MoveStatus.BAD_PAGE] = MoveStatus.CANCELLED  # between the two checks
+            status[good] = wrote
+        return status, first_error
+
+    def _scratch(self) -> NDArray[np.uint8]:
+        """Page-aligned memory of this thread, (n, slot_bytes)."""
+        held: NDArray[np.uint8] | None = getattr(self._local, "scratch", None)
+        if held is None:
+            count = max(1, SCRATCH_BYTES // self.slot_bytes)
+            memory = mmap.mmap(-1, count * self.slot_bytes)
+            held = np.frombuffer(memory, dtype=np.uint8).reshape(count, self.slot_bytes)
+            self._local.scratch = held
+        return held
+
     # -- slots without pages ----------------------------------------------------------------
 
-    def punch(self, slots: Slots) -> None:
-        """Give the blocks of free slots back; a segment without any goes."""
-        with self.lock:
-            for first, count in runs(slots):
-                for number, start, length in self._split(first, count):
-                    self._holes_of(number)[start : start + length] = True
-                    held = self.segments.get(number)
-                    if held is None:
-                        continue
-                    given = number * self.per_segment + np.arange(start, start + length)
-                    with contextlib.suppress(OSError):
-                        self.journals.gone(held[1], given.astype(np.uint32))
-                    with contextlib.suppress(SegmentGoneError):
-                        held[0].punch(start, length)
-                    if not held[0].laid.any():
-                        self.drop_segment(number)
+    def forget(self, slots: Slots, epochs: Slots) -> None:
+        """These slots, in these uses of their segments, hold no page any more."""
+        numbers = slots // self.per_segment
+        for number in np.unique(numbers).tolist():
+            held = self.segments.get(number)
+            if held is not None:
+                epoch, generation = held[0].use
+                mine = (numbers == number) & (epochs == epoch)
+                with contextlib.suppress(OSError):  # it comes back after a crash, a page as any
+                    generations = np.full(int(mine.sum()), generation, dtype=np.uint32)
+                    self.journals.gone(held[1], slots[mine], generations)
 
-    def scrub(self, slots: Slots) -> Statuses:
-        """Write a pattern to each slot, read it back, compare. Statuses per slot."""
+    def give_back(self, numbers: Slots) -> None:
+        """Segments that hold nothing go, and their blocks with them."""
+        with self.lock:
+            for number in numbers.tolist():
+                self.drop_segment(number)
+
+    def scrub(self, slots: Slots, uses: Uses | None = None) -> Statuses:
+        """Write a pattern to each slot of empty segments, read it back, compare. Statuses per
+        slot."""
         status = np.full(len(slots), MoveStatus.IO_ERROR, dtype=np.uint8)
         memory = HeaderBlock(2 * self.stride // HEADER_BYTES).bytes.reshape(2, self.stride)
         for i, slot in enumerate(slots.tolist()):
             number, first = divmod(slot, self.per_segment)
             held = self.segments.get(number)
-            if held is None or not held[0].laid[first]:
-                status[i] = MoveStatus.OK  # nothing is there: it will be laid out anew
-                continue
-            memory[0] = (slot * 37 + 11) % 251
-            memory[1] = 0
-            with contextlib.suppress(OSError), held[0].in_use():
-                offset = first * self.stride
-                done = self.io.write(held[0].fd, [memory[0]], offset)
-                done += self.io.read(held[0].fd, [memory[1]], offset)
+            try:
+                if held is not None and uses is not None:
+                    with self.lock:
+                        self._begin(*held, (int(uses[0][i]), int(uses[1][i])))
+                if held is None or not held[0].laid[first]:
+                    status[i] = MoveStatus.OK  # nothing is there: it will be laid out anew
+                    continue
+                memory[0] = (slot * 37 + 11) % 251
+                memory[1] = 0
+                with held[0].in_use():
+                    offset = first * self.stride
+                    done = self.io.write(held[0].fd, [memory[0]], offset)
+                    done += self.io.read(held[0].fd, [memory[1]], offset)
                 if done == 2 * self.stride and (memory[0] == memory[1]).all():
                     status[i] = MoveStatus.OK
+            except SegmentGoneError:
+                status[i] = MoveStatus.CANCELLED
+            except OSError:
+                pass
         return status
 
     def withdraw(self, names: set[str]) -> set[int]:
@@ -365,13 +442,6 @@ class L2:
         for part in np.split(indexes, np.flatnonzero(cut) + 1):
             number, first = divmod(int(slots[part[0]]), self.per_segment)
             yield part, number, first
-
-    def _split(self, first: int, count: int) -> Iterator[tuple[int, int, int]]:
-        while count:
-            number, start = divmod(first, self.per_segment)
-            length = min(count, self.per_segment - start)
-            yield number, start, length
-            first, count = first + length, count - length
 
     def drop_segment(self, number: int) -> None:
         held = self.segments.pop(number, None)

@@ -113,10 +113,10 @@ class NvmeTier:
         behaviour: Behaviour,
         budgets: Budgets,
         geometry: Geometry,
-        lose: Callable[[set[int], int], None],
+        lose: Callable[[set[int]], None],
     ) -> None:
-        """Open L2 if it is wanted; volumes join or leave with a revision. `lose(segments, slots per
-        segment)` is called with the segments that are gone by it. Raises VolumeError."""
+        """Open L2 if it is wanted; volumes join or leave with a revision. `lose` is called with
+        the numbers of the segments that are gone by it. Raises VolumeError."""
         wanted = set(budgets.volumes) if budgets.l2_bytes else set()
         if wanted:
             self._open_l2(geometry, behaviour, budgets)
@@ -125,7 +125,7 @@ class NvmeTier:
         held = {volume.name for volume in self.l2.volumes}
         lost = self.l2.withdraw(held - wanted)
         if lost:
-            lose(lost, self.l2.per_segment)
+            lose(lost)
         for name in sorted(wanted - held):
             recovery.clear(self.volumes[name], geometry)
             self.l2.add(self.volumes[name])

@@ -28,7 +28,6 @@ import numpy as np
 import structlog
 from numpy.typing import NDArray
 
-from kvtier_agent.cache.arena import runs
 from kvtier_agent.cache.geometry import Geometry, GeometryError
 from kvtier_agent.storage.fileio import FileIO
 from kvtier_agent.storage.journal_files import TEMPORARY, is_journal_file
@@ -165,7 +164,7 @@ def sweep(name: str, mount: Path, domain: str, io: FileIO) -> None:
 
 
 def keep_only(l2: L2, slots: Slots) -> None:
-    """Give back the blocks of every slot but these."""
+    """Give back segments without any of these slots, and the blocks behind the last of each."""
     found, l2.journals.found = l2.journals.found, np.empty(0, dtype=np.uint32)
     dropped = _by_segment(l2, np.sort(np.setdiff1d(found, slots, assume_unique=True)))
     kept = _by_segment(l2, np.sort(slots))
@@ -176,11 +175,14 @@ def keep_only(l2: L2, slots: Slots) -> None:
         if number not in kept:
             l2.drop_segment(number)
             continue
-        free = np.ones(segment.slots, dtype=bool)
-        free[kept[number] % l2.per_segment] = False
-        for first, count in runs(np.flatnonzero(free).astype(np.uint32)):
-            segment.punch(first, count)
-        segment.laid[:] = ~free
+        inside = kept[number] % l2.per_segment
+        end = int(inside[-1]) + 1
+        if end < segment.slots:
+            segment.punch(end, segment.slots - end)
+        # Slots in front that hold nothing wait for the rest of their segment, with their blocks.
+        whole = segment.allocated >= end * l2.stride
+        segment.laid[:] = False
+        segment.laid[slice(0, end) if whole else inside] = True
 
 
 def _by_segment(l2: L2, slots: Slots) -> dict[int, Slots]:
@@ -248,7 +250,11 @@ def _clear(volume: Volume, segments: set[int], contents: Contents, l2: L2) -> No
         path = volume.folder / name
         if number in segments and not path.is_symlink():
             try:
-                segment = Segment(path, number, l2.per_segment, l2.slot_bytes, l2.io, create=False)
+                generation = l2.journals.generations.get(number, 0)
+                segment = Segment(
+                    path, number, l2.per_segment, l2.slot_bytes, l2.io, create=False,
+                    generation=generation,
+                )  # fmt: skip
             except OSError:
                 pass
             else:

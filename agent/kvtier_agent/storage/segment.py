@@ -4,7 +4,8 @@
 
 A header names everything needed to trust the payload on its own: key, parent, fingerprint of the
 geometry, length, depth, checksum and its algorithm, a sequence number (of two slots with the same
-key the higher one is newer) and a checksum of itself. A slot is written with one call, header and
+key the higher one is newer), the generation of the segment (it rises each time that the segment is
+written anew) and a checksum of itself. A slot is written with one call, header and
 payload together; a torn write fails one of the checksums and is a miss.
 
 Neighbouring slots are written and read with one call for all of them, straight from and to the
@@ -46,6 +47,8 @@ HEADER = np.dtype(
         ("depth", "<u4"),
         ("checksum", "<u8"),
         ("sequence", "<u8"),
+        ("generation", "<u4"),
+        ("reserved", "<u4"),
         ("header_checksum", "<u8"),
     ]
 )
@@ -66,6 +69,12 @@ class PageStamp:
     depths: NDArray[np.uint32]
     checksums: NDArray[np.uint64]
 
+    def some(self, which: NDArray[Any]) -> PageStamp:
+        """Of some of the pages."""
+        return PageStamp(
+            self.keys[which], self.parents[which], self.depths[which], self.checksums[which]
+        )
+
 
 class HeaderBlock:
     """Page-aligned memory for `count` headers, 4096 bytes each."""
@@ -80,7 +89,8 @@ class HeaderBlock:
         )
 
     def fill(self, stamp: PageStamp, fingerprint: bytes, length: int, sequence: int) -> None:
-        """Write headers for a batch; sequence numbers go up from `sequence`."""
+        """What the headers of a batch say; sequence numbers go up from `sequence`. They are whole
+        when they are sealed."""
         count = len(stamp.keys)
         fields = self.fields[:count]
         fields["magic"] = MAGIC
@@ -93,10 +103,15 @@ class HeaderBlock:
         fields["depth"] = stamp.depths
         fields["checksum"] = stamp.checksums
         fields["sequence"] = np.arange(sequence, sequence + count, dtype=np.uint64)
-        fields["header_checksum"] = self.own_checksums(count)
 
-    def own_checksums(self, count: int) -> NDArray[np.uint64]:
-        sums = (checksum(self.bytes[i, :_COVERED]) for i in range(count))
+    def seal(self, first: int, count: int, generation: int) -> None:
+        """The generation of the segment that these of them go to, and their own checksums."""
+        fields = self.fields[first : first + count]
+        fields["generation"] = generation
+        fields["header_checksum"] = self.own_checksums(first, count)
+
+    def own_checksums(self, first: int, count: int) -> NDArray[np.uint64]:
+        sums = (checksum(self.bytes[i, :_COVERED]) for i in range(first, first + count))
         return np.fromiter(sums, dtype=np.uint64, count=count)
 
     def valid(self, count: int, fingerprint: bytes, length: int) -> NDArray[np.bool_]:
@@ -110,7 +125,7 @@ class HeaderBlock:
             & (fields["fingerprint"] == np.frombuffer(fingerprint, dtype=np.uint8)).all(axis=1)
         )
         if good.any():
-            good &= fields["header_checksum"] == self.own_checksums(count)
+            good &= fields["header_checksum"] == self.own_checksums(0, count)
         return good
 
 
@@ -122,14 +137,26 @@ class Segment:
     """One file of `slots` slots. Offsets in it are exact; who may use which slot is `L2`'s rule."""
 
     def __init__(
-        self, path: Path, number: int, slots: int, slot_bytes: int, io: FileIO, *, create: bool
+        self,
+        path: Path,
+        number: int,
+        slots: int,
+        slot_bytes: int,
+        io: FileIO,
+        *,
+        create: bool,
+        generation: int = 0,
     ) -> None:
-        """Opens (or creates) the file. `slot_bytes`: of the arena. Raises OSError."""
+        """Opens (or creates) the file. `slot_bytes`: of the arena; `generation`: of what it holds.
+        Raises OSError."""
         self.path = path
         self.number = number
         self.slots = slots
         self.slot_bytes = slot_bytes
         self.stride = HEADER_BYTES + slot_bytes
+        self.use = (0, generation)
+        """Which use of its numbers this is: the epoch by which the cache tells uses apart, and the
+        generation by which files and journals do. Changed as a whole."""
         self.named = False
         """Does the folder's entry of the file last? (See `L2.write`, durability sync.)"""
         self._io = io

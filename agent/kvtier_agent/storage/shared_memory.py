@@ -173,7 +173,7 @@ class SharedMemory:
         cache.counters.taken_over_pages = self.restart.taken_over
         cache.counters.dropped_at_start_pages = self.restart.dropped_pages
         if self.geometry is not None:
-            for pool, arena in zip(cache.shelves.pools, (self.l0, self.l1), strict=False):
+            for pool, arena in zip(cache.shelves.pools[:2], (self.l0, self.l1), strict=True):
                 if arena is not None:
                     pool.maximum = arena.size_bytes // self.geometry.slot_bytes
             cache.take_over(self.rows, self._names, self._backed)

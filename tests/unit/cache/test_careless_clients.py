@@ -130,7 +130,7 @@ class Life:
             lambda: cache.client_gone(self.now, client): 2,
             lambda: cache.tick(self.now): 6,
             lambda: cache.drop_all(self.now): 0.5,
-            lambda: cache.lose_segments(self.now, {0, 1}, 8): 0.5,
+            lambda: cache.lose_segments(self.now, {0, 1}): 0.5,
         }
         dice.choices(list(events), list(events.values()))[0]()
         self.moves += cache.take_moves()
@@ -162,7 +162,7 @@ def test_the_books_are_right_after_any_life(seed):
     traffic, table = cache.traffic, cache.table
     assert (traffic.in_flight, traffic.leaving0, traffic.leaving1) == (0, 0, 0)
     assert traffic.write_queue_bytes == 0
-    for pool in cache.shelves.pools:
+    for pool in cache.shelves.pools[:2]:
         free = pool._free[: pool.free_count]
         assert np.unique(free).size == free.size
     rows = table.live_rows()

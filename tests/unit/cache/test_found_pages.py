@@ -9,7 +9,11 @@ from kvtier_agent.cache.adoption import _lasts
 from kvtier_agent.cache.cache import Cache
 from kvtier_agent.cache.geometry import Geometry
 from kvtier_agent.cache.page_table import PageTable
-from kvtier_agent.cache.quarantine import MAX_TRIES, Quarantine
+from kvtier_agent.cache.quarantine import (
+    FIRST_TEST_SECONDS,
+    LONGEST_PAUSE_SECONDS,
+    Quarantine,
+)
 from kvtier_agent.cache.record import State
 from kvtier_agent.cache.settings import Behaviour, Budgets
 from kvtier_agent.cache.snapshot import check_books
@@ -75,17 +79,28 @@ def test_pages_without_memory_for_their_records_leave_their_slots_free(monkeypat
     assert adopt(cache, KEYS[::-1], 10).all()
 
 
-def test_a_slot_that_stays_bad_is_tried_a_few_times_and_then_stays_out():
+def test_a_segment_is_tested_in_steps_and_a_failure_is_tried_again_ever_more_rarely():
     quarantine = Quarantine()
-    slot = np.array([7], dtype=np.uint32)
-    quarantine.add(0.0, slot)
-    for _ in range(MAX_TRIES):
-        due = quarantine.next_due()
-        assert quarantine.due(due).tolist() == [7]
-        assert not quarantine.scrubbed(due, slot, np.array([False])).size
+    quarantine.add(0.0, 7, 3)
+    assert quarantine.next_due() == FIRST_TEST_SECONDS
+    assert quarantine.due(FIRST_TEST_SECONDS) == [(7, 3, 0)]
+    assert quarantine.next_due() is None, "a step is under way"
+    quarantine.step(6.0, 7, 3, 4, ok=True)
+    assert quarantine.due(6.0) == [(7, 3, 4)]
+    now, pauses = 6.0, []
+    for _ in range(6):
+        quarantine.step(now, 7, 3, 1, ok=False)
+        pauses.append(quarantine.next_due() - now)
+        now += pauses[-1]
+        ((_, _, slot),) = quarantine.due(now)
+    assert slot == 4 + 6
+    assert pauses == sorted(pauses)
+    assert pauses[0] > FIRST_TEST_SECONDS
+    assert pauses[-1] == LONGEST_PAUSE_SECONDS
+    quarantine.end(7, 2)  # of another use of the segment
+    quarantine.step(now, 7, 3, 1, ok=True)
+    quarantine.end(7, 3)
     assert quarantine.next_due() is None
-    assert not quarantine.due(1e9).size
-    assert quarantine.count == 1
 
 
 def test_a_reader_waits_for_a_rebuild_and_does_not_look_into_it(tmp_path):

@@ -5,8 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from kvtier_agent.cache.geometry import Geometry
 from kvtier_agent.replay.errors import ReplayError
 from kvtier_agent.replay.policyfile import load_policy, parse_tiers, with_tiers
+from kvtier_agent.storage.l2 import L2
+from kvtier_agent.storage.volume import Volume
 from kvtier_api.policy import KVTierPolicy
 from kvtier_api.validate import parse
 
@@ -18,7 +21,7 @@ def test_the_packaged_policy_is_valid() -> None:
     assert policy.spec.tiers.nvme is not None
 
 
-def test_tiers_are_pages() -> None:
+def test_tiers_are_pages(tmp_path: Path) -> None:
     assert parse_tiers("l0=300, l2=5") == {"l0": 300, "l2": 5}
     changed = parse(
         KVTierPolicy, with_tiers(load_policy(None), {"l0": 300, "l1": 2000, "l2": 10_000}, PAGE)
@@ -28,9 +31,10 @@ def test_tiers_are_pages() -> None:
     assert tiers.dram.size is not None
     assert tiers.nvme is not None
     assert (tiers.hbm.size.bytes, tiers.dram.size.bytes) == (300 * PAGE, 2000 * PAGE)
-    per_segment = (64 << 20) // (PAGE + 4096)
-    files = -(-10_000 // per_segment)
-    assert tiers.nvme.size.bytes == 10_000 * (PAGE + 4096) + files * 4096
+    volume = Volume("data0", tmp_path, "d", allow_root_filesystem=True)
+    l2 = L2([volume], Geometry.of_page_bytes(PAGE, 16))
+    assert 10_000 <= l2.limit(tiers.nvme.size.bytes, 0, "async") <= 10_010
+    volume.close()
     assert tiers.nvme.volumes == ("data0",)
 
 

@@ -133,11 +133,11 @@ def test_an_nvme_tier_that_comes_late_does_not_take_on_the_geometry_of_old_pages
     core.reconfigure(0.0, Behaviour(), budgets(l2=0))
     core.register(0.0, GEOMETRY)
     core.reconfigure(1.0, Behaviour(), budgets())
-    put(core, 50)
+    put(core, 40)
     snapshot = core.cache.snapshot(1.0)
     assert snapshot.tiers[2].pages > 20
     assert snapshot.counters["quarantined_pages"] == 0
-    assert hits(core, 50) == snapshot.pages
+    assert hits(core, 40) == snapshot.pages
 
 
 def test_memory_prepared_before_the_first_client_goes_back_when_the_budget_shrinks(make_core):

@@ -1,4 +1,4 @@
-"""Threads that write, read, punch and scrub while volumes leave and calls fail: what a read calls
+"""Threads that write, read, give up and scrub while volumes leave and calls fail: what a read calls
 good is good, the cap holds, and no file stays open."""
 
 import contextlib
@@ -73,7 +73,8 @@ class Worker(threading.Thread):
     def step(self):
         slots = sorted(self.dice.sample(self.slots, self.dice.randint(1, 6)))
         act = self.dice.choices(
-            [self.write, self.read, self.punch, self.scrub, self.volume_leaves], [40, 40, 10, 5, 1]
+            [self.write, self.read, self.forgotten, self.scrub, self.volume_leaves],
+            [40, 40, 10, 5, 1],
         )[0]
         act(slots)
 
@@ -100,8 +101,8 @@ class Worker(threading.Thread):
                 assert (self.arena[place] == self.arena[row]).all()
                 self.good += 1
 
-    def punch(self, slots):
-        self.l2.punch(np.array(slots, np.uint32))
+    def forgotten(self, slots):
+        self.l2.forget(np.array(slots, np.uint32), np.zeros(len(slots), np.uint32))
         self.forget(slots)
 
     def scrub(self, slots):
@@ -121,7 +122,7 @@ class Worker(threading.Thread):
 
 @pytest.mark.parametrize("seed", range(3))
 def test_what_a_read_calls_good_is_good_whatever_else_goes_on(mount, monkeypatch, seed):
-    monkeypatch.setattr(l2_module, "SEGMENT_BYTES", 12 * (PAGE + 4096))
+    monkeypatch.setattr(l2_module, "slots_per_segment", lambda stride: 12)
     io = UnreliableIO(seed)
     volumes = []
     for name in ("data0", "data1"):

@@ -13,7 +13,7 @@ def move(number: int, kind: MoveKind, pages: int = 1) -> Move:
     keys = np.zeros((pages, 16), dtype=np.uint8)
     return Move(
         number, kind, slots, slots, slots, keys, keys, np.zeros(pages, dtype=np.uint64), slots,
-        4096, 4096, 0.0,
+        slots, slots, 4096, 4096, 0.0,
     )  # fmt: skip
 
 

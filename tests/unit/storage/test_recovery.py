@@ -122,7 +122,7 @@ def test_a_page_that_was_given_up_stays_given_up(make_l2):
     one = make_l2()
     recovery.recover(one.l2)
     one.write(range(6))
-    one.l2.punch(np.array([1, 2], np.uint32))
+    one.l2.forget(np.array([1, 2], np.uint32), np.zeros(2, np.uint32))
     assert found_slots(make_l2()) == [0, 3, 4, 5]
 
 
@@ -140,7 +140,7 @@ def test_a_segment_that_is_made_again_has_a_new_generation(make_l2):
     one = make_l2()
     recovery.recover(one.l2)
     one.write([0, 1])
-    one.l2.punch(np.arange(one.l2.per_segment, dtype=np.uint32))
+    one.l2.give_back(np.array([0], np.uint32))
     assert not one.l2.segments
     one.write([3])
     assert one.l2.journals.generations == {0: 2}

@@ -10,6 +10,10 @@ from kvtier_agent.storage.segment import HEADER, HEADER_BYTES
 OK, BAD = MoveStatus.OK, MoveStatus.BAD_PAGE
 
 
+def u32(*values: int) -> np.ndarray:
+    return np.array(values, dtype=np.uint32)
+
+
 def flip(path, offset: int) -> None:
     with path.open("r+b") as file:
         file.seek(offset)
@@ -104,11 +108,11 @@ def test_reading_a_segment_that_is_gone_is_an_outcome(make_l2):
 def test_the_cap_holds_before_the_write(make_l2):
     one = make_l2(slots=4)
     assert (one.write([0, 1, 2, 3])[0] == OK).all()
-    status, _ = one.write([10])
-    assert status.tolist() == [MoveStatus.NO_SPACE]
+    second = one.l2.per_segment + np.arange(4)
+    assert (one.write(second, rows=[4, 5, 6, 7])[0] == MoveStatus.NO_SPACE).all()
     assert one.l2.allocated_bytes <= one.l2.cap_bytes
-    one.l2.punch(np.array([0, 1], dtype=np.uint32))
-    assert (one.write([10])[0] == OK).all()
+    one.l2.give_back(u32(0))
+    assert (one.write(second, rows=[4, 5, 6, 7])[0] == OK).all()
     assert one.l2.allocated_bytes <= one.l2.cap_bytes
 
 
@@ -141,10 +145,10 @@ def test_no_space_while_laying_out_is_an_outcome(make_l2):
     assert (one.write([0])[0] == OK).all()
 
 
-def test_a_punched_segment_goes(make_l2):
+def test_a_segment_that_is_given_back_goes(make_l2):
     one = make_l2()
     one.write([0, 1, 2])
-    one.l2.punch(np.arange(20, dtype=np.uint32))
+    one.l2.give_back(u32(0, 7))
     assert one.l2.segment_bytes == 0
     assert not list(one.folder.glob("segment-*"))
 
