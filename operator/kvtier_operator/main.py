@@ -55,7 +55,7 @@ class Operator:
         self.metrics = Metrics()
         self.freshness = Freshness(KINDS, time.monotonic)
         self.obstacles = Obstacles(time.monotonic, watch_log.warning, watch_log.info)
-        self.store = Store(lambda: self.freshness.seen(CACHE_NODES), time.time)
+        self.store = Store(lambda: self.freshness.seen(CACHE_NODES), time.time, time.monotonic)
         self.client = Client(
             api,
             request_timeout=settings.request_timeout_seconds,

@@ -31,6 +31,7 @@ class Snapshot(Protocol):
     cache_nodes: dict[str, CacheNode]
     revisions: dict[str, dict[str, StoredRevision]]
     reported_at: dict[str, float]
+    orphan_seen: dict[str, float]
     candidates: dict[str, tuple[str, ...]]
     selected: dict[str, set[str]]
 
@@ -55,6 +56,8 @@ class NodeInputs:
     report_interval: int
     knobs: Knobs
     now: float
+    orphaned_for: float | None = None
+    """Seconds since this process first saw its KVTierNode orphaned; None where it is not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,9 +85,16 @@ class PolicyInputs:
 
 
 def gather_node(
-    snapshot: Snapshot, name: str, *, report_interval: int, knobs: Knobs, now: float
+    snapshot: Snapshot,
+    name: str,
+    *,
+    report_interval: int,
+    knobs: Knobs,
+    now: float,
+    monotonic: float,
 ) -> NodeInputs:
-    """Inputs for ``name``; O(1) in the size of the cluster."""
+    """Inputs for ``name``; O(1) in the size of the cluster. ``monotonic``: seconds of the clock
+    that the store dates orphans by."""
     cache = snapshot.cache_nodes.get(name)
     names = snapshot.candidates.get(name)
     ruling = snapshot.policies.get(names[0]) if names else None
@@ -92,6 +102,7 @@ def gather_node(
     if holder is not None and cache and cache.policy and holder.uid != cache.policy.uid:
         holder = None
     stored = snapshot.revisions.get(ruling.name, {}) if ruling else {}
+    orphaned = snapshot.orphan_seen.get(name)
     return NodeInputs(
         name=name,
         node=snapshot.nodes.get(name),
@@ -102,6 +113,7 @@ def gather_node(
         report_interval=report_interval,
         knobs=knobs,
         now=now,
+        orphaned_for=None if orphaned is None else monotonic - orphaned,
     )
 
 

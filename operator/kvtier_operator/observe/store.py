@@ -68,11 +68,18 @@ class _Kind:
 
 
 class Store:
-    """``seen``: seen time of the KVTierNode watch; ``wall``: seconds since 1970."""
+    """``seen``: seen time of the KVTierNode watch; ``wall``: seconds since 1970; ``monotonic``:
+    seconds that never jump."""
 
-    def __init__(self, seen: Callable[[], float], wall: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        seen: Callable[[], float],
+        wall: Callable[[], float],
+        monotonic: Callable[[], float],
+    ) -> None:
         self._seen = seen
         self._wall = wall
+        self._monotonic = monotonic
         self._kinds = {kind: _Kind() for kind in KINDS}
         self.policies: dict[str, Policy] = {}
         self.cache_nodes: dict[str, CacheNode] = {}
@@ -81,6 +88,8 @@ class Store:
         """ControllerRevisions by policy name, then by their own; absent before they were read."""
         self.reported_at: dict[str, float] = {}
         """Seen time of each KVTierNode's last report."""
+        self.orphan_seen: dict[str, float] = {}
+        """Monotonic seconds at which each orphaned KVTierNode was first seen as such."""
         self.candidates: dict[str, tuple[str, ...]] = {}
         """Policies that select a node, the ruling one first; nodes without one are absent."""
         self.selected: dict[str, set[str]] = {}
@@ -196,6 +205,7 @@ class Store:
         else:
             self._hold(self.cache_nodes.pop(name), None)
             self.reported_at.pop(name, None)
+            self.orphan_seen.pop(name, None)
         return self._reselect_node(name) | self._owners(name) | {node_key(name)}
 
     def _put_policy(self, policy: Policy) -> set[Key]:
@@ -219,6 +229,10 @@ class Store:
         old = self.cache_nodes.get(fact.name)
         self.cache_nodes[fact.name] = fact
         self._hold(old, fact)
+        if fact.policy is not None or fact.orphaned_at is None:
+            self.orphan_seen.pop(fact.name, None)
+        elif fact.name not in self.orphan_seen:
+            self.orphan_seen[fact.name] = self._monotonic()
         keys = self._note_report(raw, fact, before)
         if old is not None and _same(old, fact):
             return keys

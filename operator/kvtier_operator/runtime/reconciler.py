@@ -245,6 +245,7 @@ class Reconciler:
                 report_interval=interval,
                 knobs=self._knobs,
                 now=self._timing.wall(),
+                monotonic=self._timing.monotonic(),
             )
         )
 

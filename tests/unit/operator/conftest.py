@@ -265,15 +265,19 @@ class FakeApi:
 
 
 class Process:
-    """One life of the operator on a `FakeApi`; a new one is what a kill and restart leave."""
+    """One life of the operator on a `FakeApi`; a new one is what a kill and restart leave.
+    ``skew``: seconds by which its wall clock is wrong."""
 
-    def __init__(self, api: FakeApi, settings: OperatorSettings, seed: int = 0) -> None:
+    def __init__(
+        self, api: FakeApi, settings: OperatorSettings, seed: int = 0, skew: float = 0.0
+    ) -> None:
         self.api = api
         self.random = random.Random(seed)
         self.seen_events = len(api.events)
         clock = lambda: api.now  # noqa: E731
+        self.wall = lambda: api.now + skew
         self.freshness = Freshness(KINDS, clock)
-        self.store = Store(lambda: self.freshness.seen(CACHE_NODES), clock)
+        self.store = Store(lambda: self.freshness.seen(CACHE_NODES), self.wall, clock)
         self.queue: WorkQueue[Key] = WorkQueue(
             QueueState(
                 QueueLimits(rate=1e6, burst=10**6), lambda key: key[0] != "node", lambda: 0.5
@@ -287,7 +291,7 @@ class Process:
             self.queue,
             self.freshness,
             Metrics(),
-            Timing(wall=clock, monotonic=clock),
+            Timing(wall=self.wall, monotonic=clock),
         )
         self.list_all()
 
@@ -366,8 +370,10 @@ def api() -> FakeApi:
 def start(api: FakeApi) -> Callable[..., Process]:
     """``start(**settings)``: a fresh operator process on ``api``."""
 
-    def build(*, on: FakeApi | None = None, seed: int = 0, **settings: Any) -> Process:
-        return Process(on or api, OperatorSettings(**settings), seed)
+    def build(
+        *, on: FakeApi | None = None, seed: int = 0, skew: float = 0.0, **settings: Any
+    ) -> Process:
+        return Process(on or api, OperatorSettings(**settings), seed, skew)
 
     return build
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from kvtier_operator.observe.store import CACHE_NODES, NODES, POLICIES
 
 H100 = {"nodeSelector": {"matchLabels": {"gpu": "h100"}}}
@@ -89,13 +90,31 @@ async def test_a_node_without_a_policy_is_kept_for_the_grace_period_then_retired
     assert spec["orphanedAt"]
     await process.settle(500)
     assert specs(api)["a"] == spec
-    process = start(orphan_grace_seconds=600)  # the time is in the object, not in the process
     await process.settle(120)
     assert specs(api) == {}
     deletes = [w for w in api.writes if w[0] == "delete" and w[1] == CACHE_NODES]
     assert len(deletes) == 1
     await process.settle(3600)
     assert len([w for w in api.writes if w[0] == "delete" and w[1] == CACHE_NODES]) == 1
+
+
+@pytest.mark.parametrize("skew", [-86_400.0, 86_400.0])
+async def test_a_wrong_clock_neither_shortens_nor_stretches_the_grace(
+    api: Any, start: Any, skew: float
+) -> None:
+    api.put_node("a", gpu="h100")
+    api.put_policy("chat", **H100)
+    wrong = start(orphan_grace_seconds=600, skew=skew)
+    await wrong.settle()
+    api.remove(POLICIES, "chat")
+    await wrong.settle()
+    orphaned = specs(api)["a"]
+    await wrong.settle(60)
+    right = start(orphan_grace_seconds=600)
+    await right.settle(590)  # a restart gives the orphan a full grace again
+    assert specs(api)["a"] == orphaned
+    await right.settle(20)
+    assert specs(api) == {}
 
 
 async def test_an_orphan_that_is_selected_again_is_as_if_nothing_had_been(

@@ -72,7 +72,7 @@ async def test_a_thousand_nodes_and_five_policies(api: Any, start: Any, monkeypa
 
 
 def test_an_own_write_that_comes_back_as_an_event_concerns_nobody() -> None:
-    store = Store(lambda: 0.0, lambda: 0.0)
+    store = Store(lambda: 0.0, lambda: 0.0, lambda: 0.0)
     raw = {
         "metadata": {"name": "a", "uid": "u", "resourceVersion": "5", "generation": 1},
         "spec": {"nodeUID": "x", "reportIntervalSeconds": 10, "orphanGraceSeconds": 3600},

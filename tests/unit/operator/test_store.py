@@ -41,7 +41,7 @@ MIDNIGHT = parse_timestamp("2026-11-30T00:00:00Z")
 
 
 def make(seen: float = 1000.0, wall: float = MIDNIGHT) -> Store:
-    return Store(lambda: seen, lambda: wall)
+    return Store(lambda: seen, lambda: wall, lambda: 0.0)
 
 
 def test_heartbeats_and_counters_concern_nobody() -> None:
@@ -126,7 +126,7 @@ def test_a_first_sight_is_as_old_as_the_agent_says_later_ones_are_new() -> None:
 
 def test_a_node_that_reports_again_after_being_stale_concerns_its_policy() -> None:
     seen = [1000.0]
-    store = Store(lambda: seen[0], lambda: MIDNIGHT)
+    store = Store(lambda: seen[0], lambda: MIDNIGHT, lambda: 0.0)
     store.observe(NODES, node("a", 1))
     store.observe(POLICIES, policy("p", 1))
     store.observe(CACHE_NODES, cache("a", 2, "2026-11-30T00:00:00Z"))

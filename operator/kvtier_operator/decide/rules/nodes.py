@@ -3,9 +3,11 @@
 The life of a KVTierNode. It is created when a policy selects the node, and carries that policy's
 revision in full. When the Node object goes, it goes. When no policy selects the node any more it
 stays, with policy and revision cleared and the time noted in ``orphanedAt``: the agent serves what
-it holds for the grace period. After that it is deleted, once. A node that comes under another
-policy takes that policy's revision at once; a Node that was made anew under the same name is
-another node, and gets a new KVTierNode.
+it holds for the grace period. After that it is deleted, once. The grace counts from when this
+process first saw the node let go: ``orphanedAt`` may be from a clock that was wrong, and a restart
+that gives an orphan more time does no harm, since the agent drops its bytes by itself. A node that
+comes under another policy takes that policy's revision at once; a Node that was made anew under the
+same name is another node, and gets a new KVTierNode.
 """
 
 from __future__ import annotations
@@ -63,12 +65,11 @@ def not_selected(inputs: NodeInputs) -> Plan | None:
     if cache is None:
         return Plan("NotSelected")
     since = cache.orphaned_at if cache.policy is None else None
-    if since is not None and inputs.now >= since + inputs.knobs.orphan_grace_seconds:
+    known = inputs.orphaned_for or 0.0
+    if since is not None and known >= inputs.knobs.orphan_grace_seconds:
         return Plan("OrphanRetired", (DeleteNode(inputs.name, cache.uid),))
-    since = inputs.now if since is None else since
-    due = since + inputs.knobs.orphan_grace_seconds
-    wanted = _spec(inputs, None, None, orphaned_at=since)
-    again = max(1.0, due - inputs.now)
+    wanted = _spec(inputs, None, None, orphaned_at=inputs.now if since is None else since)
+    again = max(1.0, inputs.knobs.orphan_grace_seconds - known)
     return Plan("Orphaned", _write_unless_equal(inputs, wanted), again)
 
 
