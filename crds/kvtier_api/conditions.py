@@ -14,6 +14,16 @@ from kvtier_api.reasons import Reason
 ConditionStatus = Literal["True", "False", "Unknown"]
 Timestamp = Annotated[str, Field(max_length=40, json_schema_extra={"format": "date-time"})]
 MAX_MESSAGE = 1024
+"""Characters of a message of ours; other controllers may write as long ones as Kubernetes lets."""
+MAX_CONDITIONS = 32
+
+# The bounds of Kubernetes' own metav1.Condition: other controllers keep their conditions here too.
+_TYPE = (
+    r"^([a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*/)?"
+    r"(([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9])$"
+)
+_REASON = r"^[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?$"
+_MAX_TYPE, _MAX_REASON, _MAX_FOREIGN_MESSAGE = 316, 1024, 32768
 
 
 def timestamp(seconds: float) -> str:
@@ -31,7 +41,7 @@ class Condition(ApiModel):
 
     type: Annotated[
         str,
-        knob("Name of the condition.", unit="name", max_length=64, pattern="^[A-Z][A-Za-z]+$"),
+        knob("Name of the condition.", unit="name", max_length=_MAX_TYPE, pattern=_TYPE),
     ]
     status: Annotated[ConditionStatus, knob("True, False or Unknown.", unit="name")]
     observed_generation: Annotated[
@@ -49,9 +59,11 @@ class Condition(ApiModel):
     ]
     reason: Annotated[
         str,
-        knob("Why, in one word.", unit="name", max_length=64, pattern="^[A-Z][A-Za-z0-9]+$"),
+        knob("Why, in one word.", unit="name", max_length=_MAX_REASON, pattern=_REASON),
     ]
-    message: Annotated[str, knob("Why, in a sentence.", unit="text", max_length=MAX_MESSAGE)] = ""
+    message: Annotated[
+        str, knob("Why, in a sentence.", unit="text", max_length=_MAX_FOREIGN_MESSAGE)
+    ] = ""
 
 
 def find(conditions: Iterable[Condition], type_: str) -> Condition | None:

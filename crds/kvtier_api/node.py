@@ -8,7 +8,7 @@ from pydantic import Field, computed_field
 from pydantic.fields import FieldInfo
 
 from kvtier_api import rules
-from kvtier_api.conditions import Condition, Timestamp
+from kvtier_api.conditions import MAX_CONDITIONS, Condition, Timestamp
 from kvtier_api.meta import API_VERSION, ObjectMeta
 from kvtier_api.model import ApiModel, knob, number
 from kvtier_api.policy import Int64Max, Revision, RevisionSpec
@@ -76,7 +76,8 @@ class NodeSpec(ApiModel):
     orphaned_at: Annotated[
         Timestamp | None,
         knob(
-            "When the last policy let go of the node; orphanGraceSeconds count from here.",
+            "When the last policy let go of the node, by the operator's clock; agent and operator "
+            "count orphanGraceSeconds by clocks that never jump.",
             unit="RFC 3339 time",
             absent="a policy rules the node",
         ),
@@ -151,6 +152,8 @@ class Counters(ApiModel):
 class NodeStatus(ApiModel):
     """Observed state, written by the agent of the node alone."""
 
+    RULES: ClassVar[tuple[Rule, ...]] = (rules.CONDITIONS_ROOM,)
+
     observed_generation: Annotated[
         int,
         number(
@@ -197,7 +200,7 @@ class NodeStatus(ApiModel):
             unit="list of conditions, by type",
             list_type="map",
             keys=("type",),
-            max_length=16,
+            max_length=MAX_CONDITIONS,
         ),
     ] = ()
 

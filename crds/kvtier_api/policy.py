@@ -13,7 +13,7 @@ from pydantic import Field, StrictBool, computed_field
 from pydantic.config import JsonDict
 
 from kvtier_api import rules
-from kvtier_api.conditions import Condition
+from kvtier_api.conditions import MAX_CONDITIONS, Condition
 from kvtier_api.meta import API_VERSION, ObjectMeta
 from kvtier_api.model import ApiModel, knob, number
 from kvtier_api.rules import Rule
@@ -153,7 +153,13 @@ class NodeCounts(ApiModel):
     """Nodes of the policy, counted."""
 
     selected: Annotated[
-        int, number("Nodes that this policy rules.", unit="nodes", ge=0, le=10**6)
+        int,
+        number(
+            "Nodes that this policy rules: it selects them, and no other policy wins.",
+            unit="nodes",
+            ge=0,
+            le=10**6,
+        ),
     ] = 0
     ready: Annotated[
         int, number("Ruled nodes whose agent says Ready.", unit="nodes", ge=0, le=10**6)
@@ -187,6 +193,8 @@ class Superseding(ApiModel):
 
 class PolicyStatus(ApiModel):
     """Observed state, written by the operator alone."""
+
+    RULES: ClassVar[tuple[Rule, ...]] = (rules.CONDITIONS_ROOM,)
 
     observed_generation: Annotated[
         int,
@@ -224,7 +232,7 @@ class PolicyStatus(ApiModel):
             unit="list of conditions, by type",
             list_type="map",
             keys=("type",),
-            max_length=16,
+            max_length=MAX_CONDITIONS,
         ),
     ] = ()
 

@@ -52,7 +52,7 @@ class Reason(StrEnum):
     )
     Superseded = (
         "Superseded",
-        "all {count} selected nodes are ruled by other policies, {policies}",
+        "other policies rule all {count} nodes that nodeSelector matches: {policies}",
         "Raise spec.priority, or narrow a selector; status.supersededBy says who rules which node.",
     )
     RollingOut = (

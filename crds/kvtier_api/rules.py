@@ -27,6 +27,7 @@ from pydantic_core import PydanticCustomError, core_schema
 
 from kvtier_api import quantity
 from kvtier_api.quantity import exact_size
+from kvtier_api.sums import cel_sum_fits, sum_fits
 
 if TYPE_CHECKING:
     from kvtier_api import node as n
@@ -308,49 +309,38 @@ FROZEN_KEYS: Final = Rule(
 )
 
 
-# CEL cannot add up a list of quantities, and floats of them are not exact. So each size is cut into
-# whole bytes near it and the rest in millionths of a byte (the grammar has six decimals, so that
-# the rest is a whole number of them), and both are added up as whole numbers. The last comparison
-# may use floats: it is exact near a tie, and elsewhere the difference is far larger than the error.
-
-
-def _cel_whole(size: str) -> str:
-    return f"int(quantity(string({size})).asApproximateFloat())"
-
-
-def _cel_millionths(size: str) -> str:
-    rest = f"quantity(string({size})).sub({_cel_whole(size)}).asApproximateFloat()"
-    return f"int({rest} * 1000000.0 + 2000000.5) - 2000000"  # int() cuts towards zero
-
-
-def _cel_frozen(part: str) -> str:
-    return f"self.frozenPrefixes.map(f, {part}).sum()"
-
-
-_HBM: Final = "self.tiers.hbm.size"
-# A size beyond its own bounds is told by the rule about it, and does not fit into an int.
-_BEYOND: Final = f"compareTo(quantity('{_HBM_MOST}')) > 0"
-
-
 def _check_frozen_fit(m: p.RevisionSpec) -> bool:
-    if m.tiers.hbm.size is None:
-        return True
-    tier = m.tiers.hbm.size.exact
-    sizes = [f.max_size.exact for f in m.frozen_prefixes]
-    beyond = any(size > exact_size(_HBM_MOST) for size in (tier, *sizes))
-    return beyond or sum(sizes) <= tier
+    tier = m.tiers.hbm.size
+    return tier is None or sum_fits((f.max_size for f in m.frozen_prefixes), tier, _HBM_MOST)
 
 
 FROZEN_FIT: Final = Rule(
     "frozen-fit",
-    f"!has({_HBM}) || quantity(string({_HBM})).{_BEYOND} || "
-    f"self.frozenPrefixes.exists(f, quantity(string(f.maxSize)).{_BEYOND}) || "
-    f"double({_cel_frozen(_cel_millionths('f.maxSize'))} - ({_cel_millionths(_HBM)})) <= "
-    f"double({_cel_whole(_HBM)} - {_cel_frozen(_cel_whole('f.maxSize'))}) * 1000000.0",
+    "!has(self.tiers.hbm.size) || "
+    + cel_sum_fits("frozenPrefixes", "maxSize", "tiers.hbm.size", _HBM_MOST),
     "the maxSize of all frozen prefixes together must fit into tiers.hbm.size: make the tier "
     "larger, or freeze less",
     _check_frozen_fit,
     "frozenPrefixes",
+)
+
+
+OWN_CONDITIONS: Final = ("Ready", "Reconciling", "Stalled", "Clamped")
+MAX_FOREIGN_CONDITIONS: Final = 28
+
+
+def _check_room(m: p.PolicyStatus | n.NodeStatus) -> bool:
+    return sum(c.type not in OWN_CONDITIONS for c in m.conditions) <= MAX_FOREIGN_CONDITIONS
+
+
+CONDITIONS_ROOM: Final = Rule(
+    "conditions-room",
+    "!has(self.conditions) || self.conditions.filter(c, "
+    f"!(c.type in {list(OWN_CONDITIONS)})).size() <= {MAX_FOREIGN_CONDITIONS}",
+    f"at most {MAX_FOREIGN_CONDITIONS} conditions of other controllers, so that there is always "
+    "room for kvtier's own: remove one before you add another",
+    _check_room,
+    "conditions",
 )
 
 

@@ -158,7 +158,9 @@ def test_all_nodes_lost_to_others(a_policy: Any, inputs: Any) -> None:
     assert said(found) == ("Superseded", "True", "False", "False")
     status, _, _ = status_of(found)
     assert len(status.superseded_by) == 50
-    assert "60" in find(status.conditions, "Ready").message  # type: ignore[union-attr]
+    said_of_them = find(status.conditions, "Ready").message  # type: ignore[union-attr]
+    assert said_of_them == "other policies rule all 60 nodes that nodeSelector matches: other"
+    assert status.nodes.selected == 0  # those that it rules
 
 
 def test_paused_holds_a_new_revision_back(a_policy: Any, a_cache: Any, inputs: Any) -> None:
