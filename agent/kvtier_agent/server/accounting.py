@@ -152,8 +152,11 @@ class Accounts:
         question.loaded += n
         question.open_leases += 1
 
-    def released(self, lease: int, bad: NDArray[np.integer] | None = None) -> None:
-        """The lease ended; ``bad``: indexes of pages whose bytes were wrong."""
+    def released(
+        self, lease: int, bad: NDArray[np.integer] | None = None, *, used: bool = True
+    ) -> None:
+        """The lease ended; ``bad``: indexes of pages whose bytes were wrong; not ``used``: the
+        answer came too late for the client, which got none of the pages."""
         held = self._leases.pop(lease, None)
         if held is None:
             return
@@ -163,6 +166,8 @@ class Accounts:
             gaps = gaps.copy()
             gaps[bad[bad < len(gaps)]] = True
         first = int(np.argmax(gaps)) if gaps.any() else len(gaps)
+        if not used:
+            first = 0
         if not question.broken:
             self._count(question, held, first)
         question.broken = question.broken or first < len(gaps)

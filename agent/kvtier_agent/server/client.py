@@ -14,7 +14,8 @@ return at once; a background thread looks for one and says hello again.
 
 A restarted agent is another agent: the client takes its new boot token and arenas, and leases and
 reservations of the old one are void (see ``lease``). One client may be used from several threads:
-calls are made one after the other. After a fork the child's client starts afresh by itself.
+calls are made one after the other, and the wait for its turn is part of a call's time. A client
+that nobody holds any more leaves by itself. After a fork the child's client starts afresh.
 """
 
 from __future__ import annotations
@@ -57,8 +58,9 @@ class Client:
         probe: bool = False,
         kv_pool_bytes: int = 0,
     ) -> None:
-        """``timeout_seconds`` bounds every call (default 1 s; a ``load`` by its own deadline, where
-        one is given). ``tenant_salt`` enters ``root``, so that tenants never share a page.
+        """``timeout_seconds`` bounds every question to the agent, the wait for its turn among this
+        client's threads included (default 1 s; a ``load`` has its own deadline more, where one is
+        given; a ``put`` asks twice). ``tenant_salt`` enters ``root``: tenants share no page.
         ``raise_errors``: raise ``AgentError`` instead of answering "nothing cached".
         ``kv_pool_bytes``: size of the engine's own KV pool on this rank, where it is L0.
 
@@ -99,14 +101,14 @@ class Client:
         """
         names = as_keys(keys)
         n = len(names)
-        with self._link.asking() as connection:
+        with self._link.asking(self.timeout_seconds) as (connection, left):
             if connection is not None and n:
                 asked = names[: connection.welcome.max_keys]
                 head, columns = connection.request(
                     p.Lookup(
                         connection.next_id(), depth, slo_milliseconds, total_tokens, request
                     ),
-                    (asked.data,), self.timeout_seconds, p.Looked,
+                    (asked.data,), left, p.Looked,
                 )  # fmt: skip
                 tiers = _padded(p.column(columns[0], "u1", len(asked)).copy(), n, p.MISS)
                 return Lookup(tiers, head.prefix, head.load, head.reason)
@@ -127,12 +129,14 @@ class Client:
             deadline_milliseconds = max(1, int(wait * 500))
         else:
             wait += deadline_milliseconds / 1000
-        with self._link.asking() as connection:
+        with self._link.asking(wait) as (connection, left):
             if connection is not None and n:
                 m = min(n, connection.welcome.max_keys)
+                # What went by until this call's turn came is gone from the agent's time too.
+                deadline = max(0, deadline_milliseconds - int((wait - left) * 1000))
                 head, columns = connection.request(
-                    p.Load(connection.next_id(), deadline_milliseconds, request),
-                    (names[:m].data,), wait, p.Loaded,
+                    p.Load(connection.next_id(), deadline, request),
+                    (names[:m].data,), left, p.Loaded,
                 )  # fmt: skip
                 tier = np.full(n, p.MISS, np.uint8)
                 tier[:m] = p.column(columns[0], "u1", m)
@@ -209,16 +213,14 @@ class Client:
         """First half of ``put``, for engines that write into the arena themselves."""
         names = as_keys(keys)
         n = len(names)
-        with self._link.asking() as connection:
+        with self._link.asking(self.timeout_seconds) as (connection, left):
             if connection is not None and n:
                 m = min(n, connection.welcome.max_keys)
                 message = p.Reserve(
                     connection.next_id(), depth, parent or (b"" if depth else self.root),
                     partial_last and m == n, frozen, tokens_per_second,
                 )  # fmt: skip
-                _, columns = connection.request(
-                    message, (names[:m].data,), self.timeout_seconds, p.Reserved
-                )
+                _, columns = connection.request(message, (names[:m].data,), left, p.Reserved)
                 status = _padded(p.column(columns[0], "u1", m), n, Stored.REFUSED_SPACE)
                 arena = _padded(p.column(columns[1], "u1", m), n, p.MISS)
                 offset = _padded(p.column(columns[2], "<u8", m), n, 0)
@@ -232,19 +234,17 @@ class Client:
 
     def stats(self) -> dict[str, Any]:
         """Counters and gauges of the trust domain (see ``server.stats``); {} without an agent."""
-        with self._link.asking() as connection:
+        with self._link.asking(self.timeout_seconds) as (connection, left):
             if connection is not None:
-                reply, _ = connection.request(
-                    p.Stats(connection.next_id()), (), self.timeout_seconds, p.Statistics
-                )
+                reply, _ = connection.request(p.Stats(connection.next_id()), (), left, p.Statistics)
                 return reply.values
         return {}
 
     def ping(self) -> bool:
         """Does the agent answer, and does it know this client?"""
-        with self._link.asking() as connection:
+        with self._link.asking(self.timeout_seconds) as (connection, left):
             if connection is not None:
-                connection.request(p.Ping(connection.next_id()), (), self.timeout_seconds, p.Pong)
+                connection.request(p.Ping(connection.next_id()), (), left, p.Pong)
                 return True
         return False
 

@@ -165,7 +165,7 @@ class Connection:
                 raise AgentGoneError("the agent is gone")
             if left <= 0:
                 self._remember(message, buffers)
-                raise AgentTimeoutError(f"no answer within {timeout_seconds:g} s")
+                raise AgentTimeoutError(f"no answer within {timeout_seconds:.3g} s")
 
     def send(self, message: p.Request, buffers: Sequence[Buffer] = ()) -> None:
         """Send a message that wants no reply; dropped when the agent does not take messages."""
@@ -221,7 +221,7 @@ class Connection:
         self.late_answers += 1
         keys = self._late.pop(reply.id, None)
         if isinstance(reply, p.Loaded) and reply.lease:
-            self.send(p.Release(0, self.welcome.boot, reply.lease), (b"",))
+            self.send(p.Release(0, self.welcome.boot, reply.lease, used=False), (b"",))
         elif isinstance(reply, p.Reserved) and keys is not None:
             # Only what this very answer granted: a later call may hold slots for the other pages.
             names = p.keys_of(keys, len(keys))

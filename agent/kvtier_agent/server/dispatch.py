@@ -329,7 +329,7 @@ class Dispatcher:
         if bad.size:
             cache.report_bad(now, session.number, request.lease, bad)
         if cache.release(now, session.number, request.lease):
-            self.accounts.released(request.lease, bad)
+            self.accounts.released(request.lease, bad, used=request.used)
 
     def _stats(self, now: float, session: Session, request: p.Stats, frames: Frames) -> None:
         self._reply(session.identity, p.Statistics(request.id, self._statistics()))

@@ -1,9 +1,11 @@
 """The link of a client to whatever agent is there: it breaks, and mends itself.
 
 A ``Link`` holds at most one ``Connection``. Calls go through ``asking``, which hands out the
-connection under a lock and turns ``AgentError`` into the caller's fallback answer. A background
-thread (the keeper) notices a lost agent, takes late answers in, and looks for a new agent with a
-back-off from 0.1 s to 2 s; it dials without the lock, so that calls made meanwhile answer at once.
+connection to one call at a time and turns ``AgentError`` into the caller's fallback answer; the
+wait for the turn counts into the call's time. A background thread (the keeper) notices a lost
+agent, takes late answers in, and looks for a new agent with a back-off from 0.1 s to 2 s; it dials
+without the turn, so that calls made meanwhile answer at once. It knows its link by a weak reference
+only: a link that nobody holds any more says goodbye and ends its keeper.
 
 An agent that is there and does not answer costs each call its whole deadline, which would make an
 engine slower than it is without a cache. So after `MOST_SILENT` calls in a row without an answer
@@ -17,6 +19,7 @@ import contextlib
 import os
 import threading
 import time
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -36,6 +39,7 @@ from kvtier_agent.server.connection import (
     Connection,
     RefusedError,
 )
+from kvtier_agent.server.turns import Turns
 
 KEEPER_SECONDS: Final = 0.2
 """How often the background thread looks for late answers and for a lost agent."""
@@ -53,6 +57,23 @@ LAST_REST_SECONDS: Final = 8.0
 BROKEN: Final = (p.MalformedError, zmq.ZMQError, OSError)
 """What else can go wrong on a connection (out of descriptors, an answer that makes no sense): the
 same to a caller as an agent that is gone, and no reason to stop looking for one."""
+
+
+class _Held:
+    """What a link holds in one process, apart from it: its finalizer can let go of it."""
+
+    def __init__(self) -> None:
+        self.pid = os.getpid()
+        self.turns = Turns()
+        self.closing = threading.Event()
+        self.connection: Connection | None = None
+
+    def part(self) -> None:
+        """Say goodbye to the agent, if there is one; in the turn, or when no call can be made."""
+        connection, self.connection = self.connection, None
+        if connection is not None:
+            connection.send(p.Bye(0))
+            connection.close()
 
 
 class Link:
@@ -73,7 +94,6 @@ class Link:
         self.path = path
         self.timeout_seconds = timeout_seconds
         self.counters = ClientCounters()
-        self.connection: Connection | None = None
         self._geometry = p.GeometryInfo.of(geometry)
         self._name = name
         self._probe = probe
@@ -85,37 +105,48 @@ class Link:
         with contextlib.suppress(AgentError):
             self._connect(timeout_seconds)
 
+    @property
+    def connection(self) -> Connection | None:
+        """The connection in use; see ``here``."""
+        return self._held.connection
+
     def here(self) -> Connection | None:
         """The connection in use, if any. In a forked child it is the child's own: none at first,
         for the parent's is not to be touched, and a keeper that looks for one."""
-        if os.getpid() != self._pid:
-            self.connection = None
+        if os.getpid() != self._held.pid:
+            self._finalizer.detach()
             self._begin()
         return self.connection
 
     def close(self) -> None:
-        """Say goodbye and end the keeper. A second call does nothing."""
-        self._closing.set()
-        if os.getpid() != self._pid:
+        """Say goodbye and end the keeper; a call that is being made in another thread is waited
+        for no longer than ``timeout_seconds``, and says goodbye then. A second call does nothing.
+        """
+        held = self._held
+        held.closing.set()
+        if os.getpid() != held.pid:
             return
-        with self._lock:
-            connection, self.connection = self.connection, None
-            if connection is not None:
-                connection.send(p.Bye(0))
-                connection.close()
+        with held.turns.turn(self.timeout_seconds) as mine:
+            if mine:
+                held.part()
         if self._keeper is not threading.current_thread():
             self._keeper.join(0.5)  # it may be dialing; it ends by itself then
 
     def _begin(self) -> None:
-        """Lock and keeper of this process (again after a fork)."""
-        self._pid = os.getpid()
-        self._lock = threading.RLock()
-        self._closing = threading.Event()
-        self._keeper = threading.Thread(target=self._keep, name="kvtier-client", daemon=True)
+        """Turns and keeper of this process (again after a fork)."""
+        self._noting = threading.Lock()
+        self._held = _Held()
+        self._finalizer = weakref.finalize(self, _let_go, self._held)
+        self._finalizer.atexit = False
+        self._keeper = threading.Thread(
+            target=_keep, args=(weakref.ref(self), self._held.closing), name="kvtier-client",
+            daemon=True,
+        )  # fmt: skip
         self._keeper.start()
 
     def _connect(self, timeout_seconds: float) -> None:
-        """One attempt, without the lock: calls meanwhile answer at once. Raises ``AgentError``."""
+        """One attempt, without the turn: calls meanwhile answer at once. Raises ``AgentError``."""
+        held = self._held
         try:
             connection = Connection(
                 self.path, self._geometry, name=self._name, probe=self._probe,
@@ -128,28 +159,30 @@ class Link:
             gone = AgentGoneError(f"cannot connect to {self.path}: {error}")
             self._note(gone)
             raise gone from None
-        with self._lock:
-            if self._closing.is_set() or self.connection is not None:
+        with held.turns.turn(PATIENT_SECONDS) as mine:
+            if not mine or held.closing.is_set() or held.connection is not None:
                 connection.close()
                 return
-            self.connection = connection
+            held.connection = connection
             self._answered()
             self.counters.connects += 1
 
     def _drop(self) -> None:
-        connection, self.connection = self.connection, None
+        held = self._held
+        connection, held.connection = held.connection, None
         if connection is not None:
             self.counters.losses += 1
             connection.close()
 
     def _note(self, error: AgentError) -> None:
         counters = self.counters
-        counters.last_error = str(error)
-        if isinstance(error, AgentTimeoutError):
-            counters.timeouts += 1
-        elif isinstance(error, RefusedError):
-            counters.refusals += 1
-            counters.by_code[error.code] = counters.by_code.get(error.code, 0) + 1
+        with self._noting:
+            counters.last_error = str(error)
+            if isinstance(error, AgentTimeoutError):
+                counters.timeouts += 1
+            elif isinstance(error, RefusedError):
+                counters.refusals += 1
+                counters.by_code[error.code] = counters.by_code.get(error.code, 0) + 1
 
     def _answered(self) -> None:
         self._silent = 0
@@ -161,25 +194,40 @@ class Link:
             rest = FIRST_REST_SECONDS * 2 ** min(self._silent - MOST_SILENT, 10)
             self._rest_until = time.monotonic() + min(rest, LAST_REST_SECONDS)
 
+    def _resting(self, anyway: bool) -> bool:
+        return not anyway and not self._raise and time.monotonic() < self._rest_until
+
     @contextlib.contextmanager
-    def asking(self, *, anyway: bool = False) -> Iterator[Connection | None]:
-        """The connection for one call; an ``AgentError`` inside becomes the caller's fallback.
-        ``anyway``: also while the link rests."""
-        self.here()
-        with self._lock:
-            connection = self.connection
-            if not anyway and not self._raise and time.monotonic() < self._rest_until:
-                connection = None
-            if connection is None and self._raise:
+    def asking(
+        self, seconds: float, *, anyway: bool = False
+    ) -> Iterator[tuple[Connection | None, float]]:
+        """The connection for one call that has ``seconds``, and how many of them are left of the
+        wait for its turn; an ``AgentError`` inside becomes the caller's fallback. ``anyway``: also
+        while the link rests."""
+        end = time.monotonic() + seconds
+        # Without an agent, or at rest, there is nothing to wait for: then in the turn of another.
+        patience = 0.0 if self.here() is None or self._resting(anyway) else seconds
+        with self._held.turns.turn(patience) as mine:
+            connection = self.connection if mine and not self._resting(anyway) else None
+            if patience and not mine:
+                late = AgentTimeoutError(
+                    f"other calls of this client took all of its {seconds:g} s"
+                )
+                self._note(late)
+                if self._raise:
+                    raise late
+            elif connection is None and self._raise:
                 raise AgentGoneError(self.counters.last_error or "no agent")
+            left = max(0.0, end - time.monotonic())
             try:
-                yield connection
+                yield connection, left
                 if connection is not None:
                     self._answered()
             except (AgentError, *BROKEN) as error:
                 problem = error if isinstance(error, AgentError) else AgentGoneError(str(error))
                 self._note(problem)
-                if isinstance(problem, AgentTimeoutError):
+                # One that had hardly any time left after the others' turns tells nothing.
+                if isinstance(problem, AgentTimeoutError) and left > seconds / 2:
                     self._unanswered()
                 lost = isinstance(problem, AgentGoneError) or (
                     isinstance(problem, RefusedError)
@@ -189,62 +237,60 @@ class Link:
                     self._drop()
                 if self._raise:
                     raise problem from None
+            finally:
+                if mine and self._held.closing.is_set():
+                    self._held.part()  # `close` could not wait for this call
 
-    def _keep(self) -> None:
-        """Background: notice a lost agent, take late answers in, find a new agent."""
-        backoff = FIRST_BACKOFF_SECONDS
-        wait = KEEPER_SECONDS
-        while not self._closing.wait(wait):
-            wait = KEEPER_SECONDS
-            try:
-                if self.connection is None:
-                    self._connect(max(self.timeout_seconds, PATIENT_SECONDS))
-                    backoff = FIRST_BACKOFF_SECONDS
-                else:
-                    self._look_after()
-            except (AgentError, *BROKEN):
-                wait = backoff
-                backoff = min(LAST_BACKOFF_SECONDS, backoff * 2)
+    def look(self, backoff: float) -> tuple[float, float]:
+        """The keeper's turn: notice a lost agent, take late answers in, find a new agent. Seconds
+        until it should look again, and the next back-off."""
+        try:
+            if self.connection is None:
+                self._connect(max(self.timeout_seconds, PATIENT_SECONDS))
+            else:
+                self._look_after()
+        except (AgentError, *BROKEN):
+            return backoff, min(LAST_BACKOFF_SECONDS, backoff * 2)
+        return KEEPER_SECONDS, FIRST_BACKOFF_SECONDS
 
     def _look_after(self) -> None:
-        with self._lock:
-            if self.connection is None:
-                return
-            before = self.connection.late_answers
-            if not self.connection.alive():
+        with self._held.turns.turn(0.0) as mine:
+            connection = self.connection
+            if not mine or connection is None:
+                return  # whoever has the turn would notice
+            before = connection.late_answers
+            if not connection.alive():
                 self._note(AgentGoneError("the agent is gone"))
                 self._drop()
-            elif self.connection.late_answers > before:
+            elif connection.late_answers > before:
                 self._answered()
 
     def outgrown(self, connection: Connection | None) -> None:
         """The agent has memory that this connection does not map: connect anew."""
-        with self._only_here(connection) as mine:
-            if mine is not None:
+        if not self._is_used(connection):
+            return
+        with self._held.turns.turn(self.timeout_seconds) as mine:
+            if mine and self._is_used(connection):
                 self._note(AgentGoneError("the agent's arenas grew; connecting anew"))
                 self._drop()
 
     def end_lease(self, connection: Connection, lease: int, bad: NDArray[Any]) -> None:
         """Release a lease, naming the pages that were bad; nothing where its agent is gone."""
         self.counters.bad_pages += len(bad)
-        with self._only_here(connection) as mine:
-            if mine is not None:
-                mine.send(p.Release(0, mine.welcome.boot, lease), (bad.tobytes(),))
+        if self._is_used(connection):
+            message = p.Release(0, connection.welcome.boot, lease)
+            self._held.turns.post(connection, message, (bad.tobytes(),))
 
     def abort(self, connection: Connection, keys: NDArray[np.uint8]) -> None:
         """Give reserved slots back; nothing where their agent is gone."""
-        with self._only_here(connection) as mine:
-            if mine is not None:
-                mine.send(p.Abort(0, mine.welcome.boot), (np.ascontiguousarray(keys).data,))
+        if self._is_used(connection):
+            message = p.Abort(0, connection.welcome.boot)
+            self._held.turns.post(connection, message, (keys.tobytes(),))
 
-    @contextlib.contextmanager
-    def _only_here(self, connection: Connection | None) -> Iterator[Connection | None]:
-        """``connection``, if it is still the one in use and belongs to this process."""
-        if os.getpid() != self._pid:
-            yield None
-            return
-        with self._lock:
-            yield connection if connection is self.connection else None
+    def _is_used(self, connection: Connection | None) -> bool:
+        """Is this the connection in use, of this process?"""
+        held = self._held
+        return connection is not None and connection is held.connection and os.getpid() == held.pid
 
     def commit(
         self,
@@ -258,16 +304,36 @@ class Link:
         if not offered.size:
             return result
         result[offered] = Stored.LOST
-        with self.asking(anyway=True) as current:
-            if connection is not None and connection is current:
+        with self.asking(self.timeout_seconds, anyway=True) as (current, left):
+            if current is not None and connection is current:
                 _, columns = connection.request(
                     p.Commit(connection.next_id(), connection.welcome.boot),
                     (np.ascontiguousarray(keys[offered]).data, sums[offered].tobytes()),
-                    self.timeout_seconds, p.Committed,
+                    left, p.Committed,
                 )  # fmt: skip
                 done = p.column(columns[0], "u1", len(offered)) == CommitStatus.COMMITTED
                 result[offered[done]] = Stored.STORED
                 return result
-            return result
+            if connection is None or not self._is_used(connection):
+                return result
+            self.abort(connection, keys[offered])  # its turn did not come in time
         result[offered] = Stored.NO_AGENT
         return result
+
+
+def _let_go(held: _Held) -> None:
+    """Nobody holds the link any more, so nobody can be in the middle of a call."""
+    held.closing.set()
+    if os.getpid() == held.pid:
+        held.part()
+
+
+def _keep(link: weakref.ref[Link], closing: threading.Event) -> None:
+    """The keeper, in a thread of its own, for as long as somebody holds the link."""
+    wait, backoff = KEEPER_SECONDS, FIRST_BACKOFF_SECONDS
+    while not closing.wait(wait):
+        mine = link()
+        if mine is None:
+            return
+        wait, backoff = mine.look(backoff)
+        del mine  # not held while waiting

@@ -184,6 +184,8 @@ class Release(Request, tag="rl", frozen=True):
 
     boot: Number
     lease: Number
+    used: bool = True
+    """False: nobody read the pages (the answer came too late); then they are no hits."""
 
 
 class Stats(Request, tag="st", frozen=True):

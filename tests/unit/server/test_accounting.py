@@ -54,6 +54,14 @@ def test_behind_a_gap_there_are_no_hits(accounts: Accounts) -> None:
     assert accounts.tally.pages == [0, 1, 0, 3]
 
 
+def test_a_lease_that_nobody_used_is_all_misses(accounts: Accounts) -> None:
+    ask(accounts, 3, 3)
+    accounts.loaded(0.0, 1, 0, 7, tiers(1, 1, 2), PAGE_TOKENS)
+    accounts.released(7, used=False)
+    assert accounts.tally.pages == [0, 0, 0, 3]
+    assert balanced(accounts)
+
+
 def test_a_page_with_wrong_bytes_is_a_gap(accounts: Accounts) -> None:
     ask(accounts, 3, 3)
     accounts.loaded(0.0, 1, 0, 7, tiers(1, 1, 1), PAGE_TOKENS)
