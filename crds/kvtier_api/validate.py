@@ -7,7 +7,6 @@ the rules. ``parse`` is the lenient way in for objects that the API server has a
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
@@ -15,6 +14,7 @@ from typing import Any, Final, TypeVar
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
+from kvtier_api import object_meta
 from kvtier_api.meta import API_VERSION
 from kvtier_api.model import UNRULED, ApiModel
 from kvtier_api.node import KVTierNode
@@ -36,12 +36,6 @@ Kind = type[KVTierPolicy] | type[KVTierNode]
 KINDS: Final[dict[str, Kind]] = {"KVTierPolicy": KVTierPolicy, "KVTierNode": KVTierNode}
 
 _EMPTY: Final = "is empty: write a value, or leave it out"
-_NAME = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*", re.ASCII)
-_META_FIELDS = frozenset(
-    {"name", "generateName", "namespace", "selfLink", "uid", "resourceVersion", "generation"}
-    | {"creationTimestamp", "deletionTimestamp", "deletionGracePeriodSeconds", "labels"}
-    | {"annotations", "ownerReferences", "finalizers", "managedFields"}
-)
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -70,7 +64,8 @@ def validate(obj: object) -> list[Problem]:
     kind, problems = _kind(obj)
     if kind is None:
         return problems
-    problems = [*_metadata(obj.get("metadata")), *_unknown_problems(kind, obj)]
+    problems = [Problem(*found) for found in object_meta.problems(obj.get("metadata"))]
+    problems += _unknown_problems(kind, obj)
     problems += [Problem(path, _EMPTY) for path in empty(kind, obj, "")]
     problems += _read(kind, prune(kind, obj))[1]
     return list(dict.fromkeys(problems))
@@ -153,27 +148,6 @@ def _kind(obj: Mapping[str, Any]) -> tuple[Kind | None, list[Problem]]:
     if kind is None:
         problems.append(Problem("kind", f"write kind: {' or kind: '.join(KINDS)}"))
     return (None if problems else kind), problems
-
-
-def _metadata(metadata: object) -> Iterator[Problem]:
-    if not isinstance(metadata, Mapping):
-        yield Problem("metadata", "write metadata: {name: NAME}")
-        return
-    for key in metadata:
-        if key not in _META_FIELDS:
-            near = nearest(str(key), sorted(_META_FIELDS))
-            hint = f", did you mean {near}?" if near else ""
-            yield Problem(f"metadata.{key}", f"unknown field{hint}")
-    name = metadata.get("name")
-    if not isinstance(name, str) or not name:
-        yield Problem("metadata.name", "write a name, such as llama-70b-chat")
-    elif len(name) > 253 or not _NAME.fullmatch(name):
-        yield Problem(
-            "metadata.name",
-            "a name has lower-case letters, digits, - and . only, such as llama-70b-chat",
-        )
-    if metadata.get("namespace"):
-        yield Problem("metadata.namespace", "this kind has no namespace: leave it out")
 
 
 def _from_pydantic(error: ErrorDetails) -> Problem:
