@@ -64,7 +64,7 @@ def audit() -> list[str]:
     return [
         "--audit-policy-file=audit-policy.json",
         "--audit-log-path=audit.jsonl",
-        # A write is in the log by the time its answer is sent.
+        # Nothing is dropped or batched. A line may still come after others can see the object.
         "--audit-log-mode=blocking",
     ]
 

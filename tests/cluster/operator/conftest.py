@@ -13,6 +13,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,8 @@ from controlplane.testing import Kube
 NAMESPACE = "kvtier-system"
 USER = "system:serviceaccount:kvtier-system:kvtier-operator"
 KVTIER = Path(sys.executable).parent / "kvtier"
+QUIET = 1.0
+"""Seconds without a write after which a test takes the operator to be at rest."""
 
 CLUSTER_RULES: list[dict[str, list[str]]] = [
     {"apiGroups": ["kvtier.io"], "resources": ["kvtierpolicies"], "verbs": ["list", "watch"]},
@@ -336,15 +339,35 @@ def ready_reason(kube: Kube) -> Callable[[str], tuple[str, str] | None]:
 @pytest.fixture
 def writes(kube: Kube) -> Callable[[], Callable[[], list[tuple[str, str]]]]:
     """``since = writes()`` and later ``since()``: (verb, resource/subresource) of the operator's
-    writes in between, by the API server's own audit log."""
+    writes in between, by the API server's own audit log.
+
+    ``writes()`` returns once the operator has let `QUIET` seconds pass without a write, so that
+    what an earlier step of the test still causes is over. What counts afterwards is when the server
+    received a request: a line gets into the log after others can see the object, even with
+    ``--audit-log-mode=blocking``, so that the log's length says nothing about what came before.
+    """
+
+    def of_operator(mark: int) -> list[dict[str, Any]]:
+        return [e for e in kube.plane.audit_events(mark) if e["user"]["username"] == USER]
 
     def begin() -> Callable[[], list[tuple[str, str]]]:
-        mark = kube.plane.audit_log.stat().st_size
+        size = kube.plane.audit_log.stat().st_size
+        quiet_since, seen = time.monotonic(), 0
+
+        def quiet() -> bool:
+            nonlocal quiet_since, seen
+            if (count := len(of_operator(size))) != seen:
+                quiet_since, seen = time.monotonic(), count
+            return time.monotonic() - quiet_since >= QUIET
+
+        kube.eventually(quiet, what="the operator writes nothing", timeout=60)
+        # The server runs on this machine: one clock.
+        start = datetime.now(UTC)
 
         def found() -> list[tuple[str, str]]:
             out = []
-            for event in kube.plane.audit_events(mark):
-                if event["user"]["username"] != USER:
+            for event in of_operator(size):
+                if datetime.fromisoformat(event["requestReceivedTimestamp"]) < start:
                     continue
                 ref = event.get("objectRef", {})
                 sub = ref.get("subresource")

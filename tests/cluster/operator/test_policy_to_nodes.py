@@ -123,9 +123,9 @@ def test_a_node_that_is_let_go_is_retired_after_the_grace_period(
     operator("--orphan-grace-seconds", "3")
     apply_policy("chat", gpu="x")
     kube.eventually(lambda: told(kube) == {"a": ("chat", 256)}, what="told")
+    since = writes()
     add_nodes("a", gpu="y")
     kube.eventually(lambda: told(kube) == {"a": ("", 0)}, what="let go")
-    since = writes()
     kube.eventually(lambda: told(kube) == {}, what="retired")
     time.sleep(2)
     assert since().count(("delete", "kvtiernodes")) == 1
