@@ -52,7 +52,7 @@ def _mistakes(name: str) -> Iterator[None]:
             raise
         note(
             f"error: kvtier {name} needs the package {package}, which is not installed: "
-            f"pip install 'kvtier[{entry.extra}]'"
+            f"pip install 'CHECKOUT[{entry.extra}]' (CHECKOUT: the folder of kvtier's source)"
         )
         raise typer.Exit(FINDING) from None
 

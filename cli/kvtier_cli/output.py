@@ -10,7 +10,7 @@ import json
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, TextIO
 
 import typer
 
@@ -41,12 +41,18 @@ class UserError(Exception):
 
 def note(text: str) -> None:
     """A line for people, on standard error."""
-    print(text, file=sys.stderr, flush=True)
+    _say(text, sys.stderr)
 
 
 def result(text: str, *, json_target: str | None = None) -> None:
     """A line of the result, on standard output; on standard error where that belongs to JSON."""
-    print(text, file=sys.stderr if json_target == "-" else sys.stdout, flush=True)
+    _say(text, sys.stderr if json_target == "-" else sys.stdout)
+
+
+def _say(text: str, stream: TextIO) -> None:
+    """A line with what the stream's encoding lacks written as \\uXXXX: names in files are free."""
+    encoding = stream.encoding or "utf-8"
+    print(text.encode(encoding, "backslashreplace").decode(encoding), file=stream, flush=True)
 
 
 def write_json(obj: Mapping[str, Any], target: str | None) -> None:

@@ -65,7 +65,7 @@ def _check(file: str, seen: dict[tuple[str, str], str]) -> Iterator[dict[str, An
 
     try:
         documents = (
-            manifest.parse(sys.stdin.buffer.read(manifest.MAX_BYTES + 1))
+            manifest.parse(sys.stdin.buffer.read(manifest.MAX_FILE_BYTES + 1))
             if file == "-"
             else manifest.read(Path(file))
         )
@@ -92,13 +92,21 @@ def _check(file: str, seen: dict[tuple[str, str], str]) -> Iterator[dict[str, An
         yield _problem(file, 0, "", "holds no KVTierPolicy")
 
 
-def _objects(obj: Any) -> Iterator[tuple[Any, str]]:
+def _objects(obj: Any, path: str = "") -> Iterator[tuple[Any, str]]:
     """The objects of a document: itself, or the items of a List, with their paths."""
-    if isinstance(obj, dict) and obj.get("kind") == "List" and isinstance(obj.get("items"), list):
-        for index, item in enumerate(obj["items"]):
-            yield item, f"items[{index}]"
-    else:
-        yield obj, ""
+    kind = obj.get("kind") if isinstance(obj, dict) else None
+    if not isinstance(kind, str) or not kind.endswith("List") or not _has_items(obj):
+        yield obj, path
+        return
+    # As kubectl: an item of a KVTierPolicyList may leave out what the list's kind says.
+    says = {"apiVersion": obj.get("apiVersion"), "kind": kind.removesuffix("List")}
+    for index, item in enumerate(obj["items"]):
+        full = {**says, **item} if says["kind"] and isinstance(item, dict) else item
+        yield from _objects(full, f"{path}.items[{index}]".strip("."))
+
+
+def _has_items(obj: dict[str, Any]) -> bool:
+    return isinstance(obj.get("items"), list)
 
 
 def _foreign(obj: Any) -> bool:

@@ -3,6 +3,8 @@
 Stricter than a bare YAML loader where leniency hides mistakes, and closer to what kubectl sends:
 
 - a key that stands twice in one mapping is an error (a loader would silently keep the last);
+- a ``%YAML`` or ``%TAG`` line is refused, since kubectl takes it for a document of its own;
+- JSON objects may follow each other, and tabs may stand where kubectl takes them;
 - ``12:30`` and ``2026-11-30`` stay text, as in kubectl's reading of YAML;
 - anchors work, but a document that expands beyond ``MAX_NODES`` values, or contains itself, is
   refused before it is built.
@@ -13,6 +15,7 @@ This module and the CRD generator are the only ones of the package that need PyY
 from __future__ import annotations
 
 import re
+import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,9 +23,14 @@ from typing import Any, Final
 
 import yaml
 
-MAX_BYTES: Final = 1_572_864  # what an API server takes for one object
+from kvtier_api import json_stream
+
+MAX_FILE_BYTES: Final = 16 << 20
+"""A file may hold many objects; each has the bound of ``validate.MAX_BYTES``."""
 MAX_NODES: Final = 200_000
 MAX_DEPTH: Final = 64
+_OPEN_ALREADY: Final = ("/dev/fd/", "/proc/self/fd/")
+"""Pipes that the shell has opened: ``<(helm template ...)``."""
 _STEP: Final = re.compile(r"\[(\d+)\]|([^.\[]+)")
 
 
@@ -37,10 +45,11 @@ class ManifestError(ValueError):
 
 @dataclass(frozen=True)
 class Document:
-    """One YAML document: the object, and the tree that knows its lines."""
+    """One YAML or JSON document: the object, and the tree that knows its lines."""
 
     obj: Any
     node: yaml.Node
+    lines_before: int = 0
 
     def line(self, path: str) -> int:
         """Line of the deepest part of ``path`` (``spec.tiers.nvme.volumes[0]``) that exists."""
@@ -51,19 +60,26 @@ class Document:
             if found is None:
                 break
             line, node, rest = found
-        return line + 1
+        return self.lines_before + line + 1
 
 
 def read(path: Path) -> list[Document]:
     """All documents of a file; empty ones are left out. Raises ``ManifestError``."""
     try:
+        mode = path.stat().st_mode
+        if stat.S_ISDIR(mode):
+            raise ManifestError(0, "is a folder: name the files in it")
+        if not stat.S_ISREG(mode) and not _is_open_already(path):
+            raise ManifestError(0, "is no regular file: write '-' to read standard input")
         with path.open("rb") as file:
-            data = file.read(MAX_BYTES + 1)
-    except IsADirectoryError:
-        raise ManifestError(0, "is a folder: name the files in it") from None
+            data = file.read(MAX_FILE_BYTES + 1)
     except OSError as error:
         raise ManifestError(0, f"cannot be read: {error.strerror}") from None
     return parse(data)
+
+
+def _is_open_already(path: Path) -> bool:
+    return str(path) == "/dev/stdin" or str(path).startswith(_OPEN_ALREADY)
 
 
 def one(data: bytes) -> Any:
@@ -76,8 +92,8 @@ def one(data: bytes) -> Any:
 
 def parse(data: bytes) -> list[Document]:
     """All documents of a text; empty ones are left out. Raises ``ManifestError``."""
-    if len(data) > MAX_BYTES:
-        raise ManifestError(0, f"is larger than {MAX_BYTES} bytes, the most an API server takes")
+    if len(data) > MAX_FILE_BYTES:
+        raise ManifestError(0, f"is larger than {MAX_FILE_BYTES} bytes: write several files")
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -96,27 +112,74 @@ def parse(data: bytes) -> list[Document]:
 
 
 def _documents(text: str) -> Iterator[Document]:
+    objects = json_stream.pieces(text)
+    if objects is None:
+        yield from _loaded(text)
+        return
+    line = position = 0
+    for obj, start, end in objects:
+        line, position = line + text.count("\n", position, start), start
+        # YAML's reading of a JSON text has the lines and finds keys that stand twice; JSON's has
+        # the values (an escaped pair of surrogates is one character).
+        try:
+            for document in _loaded(text[start:end]):
+                yield Document(obj, document.node, line)
+        except ManifestError as error:
+            raise ManifestError(error.line and line + error.line, error.message) from None
+
+
+def _loaded(text: str) -> Iterator[Document]:
     loader = _Loader(text)
     try:
         while loader.check_node():
+            loader.nodes = 0
             node = loader.get_node()
             if node is None:
                 continue
             _measure(node, {}, 0)
-            obj = loader.construct_document(node)
+            obj = _constructed(loader, node)
             if obj is not None:
                 yield Document(obj, node)
     finally:
         loader.dispose()
 
 
+def _constructed(loader: _Loader, node: yaml.Node) -> Any:
+    try:
+        return loader.construct_document(node)
+    except ManifestError:
+        raise
+    except ValueError as error:  # a number of thousands of digits
+        line = node.start_mark.line + 1
+        raise ManifestError(line, f"holds a value that cannot be read: {error}") from None
+
+
 class _Loader(yaml.SafeLoader):
     """SafeLoader with unique keys, text keys, and no times or sexagesimal numbers."""
 
     depth = 0
+    nodes = 0
+
+    def process_directives(self) -> Any:
+        if self.check_token(yaml.DirectiveToken):
+            token = self.peek_token()  # type: ignore[no-untyped-call]
+            line = token.start_mark.line + 1
+            raise ManifestError(line, "kubectl takes no %YAML or %TAG line: remove it")
+        return super().process_directives()  # type: ignore[no-untyped-call]
+
+    def scan_to_next_token(self) -> None:
+        super().scan_to_next_token()
+        # As kubectl's reader: a tab separates, but never stands where indentation counts.
+        while self.peek() == "\t" and (self.flow_level or not self.allow_simple_key):
+            self.forward()
+            super().scan_to_next_token()
 
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
         self.depth += 1
+        self.nodes += 1
+        if self.nodes > MAX_NODES:
+            line = self.get_mark().line + 1
+            raise ManifestError(line, f"has more than {MAX_NODES} values: write several files")
         if self.depth > MAX_DEPTH:
             line = self.get_mark().line + 1
             raise ManifestError(line, f"is nested deeper than {MAX_DEPTH} levels")
@@ -173,14 +236,15 @@ _Loader.add_implicit_resolver(
 )
 
 
-def _measure(node: yaml.Node, known: dict[int, int], depth: int) -> int:
-    """Values that a node expands to, anchors followed; refuses what is too large or endless."""
+def _measure(node: yaml.Node, known: dict[int, tuple[int, int]], depth: int) -> tuple[int, int]:
+    """Values and characters that a node expands to, anchors followed; refuses what is too large
+    or endless."""
     if depth > MAX_DEPTH:
         raise ManifestError(
             node.start_mark.line + 1, f"is nested deeper than {MAX_DEPTH} levels, or in itself"
         )
     if isinstance(node, yaml.ScalarNode):
-        return 1
+        return 1, len(node.value)
     if id(node) in known:
         return known[id(node)]
     children: Iterator[yaml.Node] = (
@@ -188,15 +252,15 @@ def _measure(node: yaml.Node, known: dict[int, int], depth: int) -> int:
         if isinstance(node, yaml.SequenceNode)
         else (part for pair in node.value for part in pair)
     )
-    size = 1
+    values, characters = 1, 0
     for child in children:
-        size += _measure(child, known, depth + 1)
-        if size > MAX_NODES:
-            raise ManifestError(
-                node.start_mark.line + 1, f"expands to more than {MAX_NODES} values"
-            )
-    known[id(node)] = size
-    return size
+        more = _measure(child, known, depth + 1)
+        values, characters = values + more[0], characters + more[1]
+        if values > MAX_NODES or characters > MAX_FILE_BYTES:
+            most = f"{MAX_NODES} values" if values > MAX_NODES else f"{MAX_FILE_BYTES} bytes"
+            raise ManifestError(node.start_mark.line + 1, f"expands to more than {most}")
+    known[id(node)] = values, characters
+    return values, characters
 
 
 def _child(node: yaml.Node, path: str) -> tuple[int, yaml.Node, str] | None:

@@ -7,6 +7,7 @@ the rules. ``parse`` is the lenient way in for objects that the API server has a
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
@@ -23,6 +24,7 @@ from kvtier_api.shape import empty, join, model_in, nearest, prune, unknown, unk
 
 __all__ = [
     "KINDS",
+    "MAX_BYTES",
     "InvalidObject",
     "Problem",
     "broken_rules",
@@ -35,6 +37,8 @@ M = TypeVar("M", bound=ApiModel)
 Kind = type[KVTierPolicy] | type[KVTierNode]
 KINDS: Final[dict[str, Kind]] = {"KVTierPolicy": KVTierPolicy, "KVTierNode": KVTierNode}
 
+MAX_BYTES: Final = 1_572_864
+"""The most that an API server stores as one object, as JSON (etcd's bound of a request)."""
 _EMPTY: Final = "is empty: write a value, or leave it out"
 
 
@@ -68,7 +72,14 @@ def validate(obj: object) -> list[Problem]:
     problems += _unknown_problems(kind, obj)
     problems += [Problem(path, _EMPTY) for path in empty(kind, obj, "")]
     problems += _read(kind, prune(kind, obj))[1]
+    if (size := _size(obj)) > MAX_BYTES:
+        problems.append(Problem("", f"{size} bytes: an API server takes {MAX_BYTES} an object"))
     return list(dict.fromkeys(problems))
+
+
+def _size(obj: object) -> int:
+    text = json.dumps(obj, ensure_ascii=False, separators=(",", ":"), default=str)
+    return len(text.encode(errors="surrogatepass"))
 
 
 def parse(kind: type[M], obj: object) -> M:

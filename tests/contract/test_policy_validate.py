@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from kvtier_api.validate import MAX_BYTES
 from kvtier_cli.main import COMMANDS, app
 from typer.testing import CliRunner
 
@@ -108,6 +110,63 @@ def test_wrong_usage_is_exit_2(arguments: list[str]) -> None:
     assert run(*arguments)[0] == 2
 
 
+# ------------------------------------------------------------ lists, sizes, encodings
+
+
+def test_items_of_a_policy_list_may_leave_out_their_kind() -> None:
+    bad = {"metadata": {"name": "a"}, "spec": {"valueDensity": {"model": "classik"}}}
+    good = {"metadata": {"name": "b"}, "spec": {"valueDensity": {"model": "classic"}}}
+    group = {"apiVersion": "kvtier.io/v1alpha1", "kind": "KVTierPolicyList"}
+    inner = {**group, "items": [good, bad]}
+    outer = {"apiVersion": "v1", "kind": "List", "items": [inner]}
+    assert run("-", stdin=json.dumps({**group, "items": [good]}))[:2] == (0, "1 object valid\n")
+    code, out, _ = run("-", stdin=json.dumps(outer))
+    assert code == 1
+    assert "items[0].items[1].spec.valueDensity.model: write" in out
+    assert len(out.splitlines()) == 1
+
+
+def test_many_policies_may_be_larger_than_one_may() -> None:
+    note = "x" * (200 << 10)
+    documents = [
+        GOOD.replace("{name: good}", f"{{name: p{i}, annotations: {{a: {note}}}}}")
+        for i in range(9)
+    ]
+    text = "---\n".join(documents)
+    assert len(text) > MAX_BYTES
+    assert run("-", stdin=text) == (0, "9 objects valid\n", "")
+
+
+def test_one_object_larger_than_a_server_takes_is_a_problem() -> None:
+    code, out, _ = run("-", stdin=GOOD.replace("{name: good}", f"{{name: {'x' * MAX_BYTES}}}"))
+    assert code == 1
+    assert f"bytes: an API server takes {MAX_BYTES} an object" in out
+
+
+def test_a_fifo_is_answered_at_once(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    code, out, _ = run(str(tmp_path / "fifo"))
+    assert (code, out) == (
+        1,
+        f"{tmp_path / 'fifo'}: is no regular file: write '-' to read standard input\n",
+    )
+
+
+def test_what_a_terminal_cannot_show_is_escaped(tmp_path: Path) -> None:
+    file = tmp_path / "a.yaml"
+    file.write_text(GOOD.replace("spec: {", "spec: {größe: 1, "), encoding="utf-8")
+    done = subprocess.run(
+        [sys.executable, "-m", "kvtier_cli.main", "policy", "validate", str(file)],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "PYTHONIOENCODING": "ascii"},
+    )
+    assert done.returncode == 1
+    assert "spec.gr\\xf6\\xdfe: unknown field" in done.stdout
+    assert done.stderr == ""
+
+
 # ------------------------------------------------------------ the frame
 
 
@@ -158,5 +217,6 @@ def test_a_missing_package_is_answered_by_its_extra(command: str, blocked: str) 
     assert done.returncode == 1
     assert done.stderr == (
         f"error: kvtier {command} needs the package {blocked}, which is not installed: "
-        f"pip install 'kvtier[{COMMANDS[command].extra}]'\n"
+        f"pip install 'CHECKOUT[{COMMANDS[command].extra}]' "
+        "(CHECKOUT: the folder of kvtier's source)\n"
     )

@@ -46,7 +46,7 @@ def read_policy(path: Path) -> Wanted:
                 f"policy {path} is no regular file; give --policy a file that holds a KVTierPolicy"
             )
         with path.open("rb") as file:
-            text = file.read(manifest.MAX_BYTES + 1)
+            text = file.read(manifest.MAX_FILE_BYTES + 1)
     except OSError as e:
         raise PolicyFileError(
             f"cannot read policy {path}: {e.strerror}; give --policy a file that holds a "

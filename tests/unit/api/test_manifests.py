@@ -1,5 +1,6 @@
 """Manifests are read strictly, and everything in them has a line."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -33,6 +34,8 @@ def test_documents_and_their_lines() -> None:
         (b"a: &x [*x]\n", 1, "nested deeper"),
         (b"[" * 5000, 1, "nested deeper"),
         (b"- *nowhere\n", 1, "is not YAML"),
+        (b"a: " + b"1" * 5000, 1, "holds a value that cannot be read"),
+        (b'{"a": ' + b"1" * 5000 + b"}", 1, "holds a value that cannot be read"),
     ],
 )
 def test_what_is_no_manifest_is_said_with_its_line(text: bytes, line: int, says: str) -> None:
@@ -50,7 +53,7 @@ def test_a_small_text_cannot_grow_large() -> None:
 
 def test_a_large_text_is_refused_before_it_is_read() -> None:
     with pytest.raises(ManifestError, match="is larger than"):
-        manifest.parse(b"#" * (manifest.MAX_BYTES + 1))
+        manifest.parse(b"#" * (manifest.MAX_FILE_BYTES + 1))
 
 
 def test_scalars_are_what_kubectl_takes_them_for() -> None:
@@ -79,3 +82,77 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
         manifest.read(tmp_path / "none.yaml")
     with pytest.raises(ManifestError, match="is a folder"):
         manifest.read(tmp_path)
+
+
+# ------------------------------------------------- what kubectl takes, and what it does not
+
+
+def test_json_may_be_indented_with_tabs() -> None:
+    (document,) = manifest.parse(b'{\n\t"a": {\n\t\t"b":\t[1,\t2]\n\t}\n}\n')
+    assert document.obj == {"a": {"b": [1, 2]}}
+    assert document.line("a.b") == 3
+
+
+def test_json_objects_may_follow_each_other() -> None:
+    first, second = manifest.parse(b'\n{"a": 1}\n{"b":\n\t2} ')
+    assert (first.obj, second.obj) == ({"a": 1}, {"b": 2})
+    assert (first.line("a"), second.line("b")) == (2, 3)
+
+
+def test_json_means_what_json_says() -> None:
+    (document,) = manifest.parse(b'{"a": "\\ud83d\\ude00\\/", "b": 1e3, "c": 0.0, "d": "12:30"}')
+    assert document.obj == {"a": "\U0001f600/", "b": 1000.0, "c": 0.0, "d": "12:30"}
+
+
+def test_a_key_twice_in_json_is_said_with_its_line() -> None:
+    with pytest.raises(ManifestError, match="the key b stands twice") as caught:
+        manifest.parse(b'{"a": 1}\n{"b": 1,\n\t"b": 2}')
+    assert caught.value.line == 3
+
+
+def test_flow_style_yaml_that_looks_like_json_is_yaml() -> None:
+    (document,) = manifest.parse(b"{a: 1,\n\tb: [x,\tz]}\n")
+    assert document.obj == {"a": 1, "b": ["x", "z"]}
+
+
+def test_a_tab_may_stand_after_a_colon() -> None:
+    (document,) = manifest.parse(b"model:\tclassic\t# the first\nother: \t 1\n")
+    assert document.obj == {"model": "classic", "other": 1}
+
+
+@pytest.mark.parametrize("line", ["%YAML 1.1", "%TAG ! tag:example.com,2026:"])
+def test_a_directive_is_refused(line: str) -> None:
+    with pytest.raises(ManifestError, match="kubectl takes no %YAML or %TAG line") as caught:
+        manifest.parse(f"# first\n{line}\n---\na: 1\n".encode())
+    assert caught.value.line == 2
+
+
+def test_long_texts_do_not_multiply() -> None:
+    text = f"a: &a {'x' * 100_000}\nb: [{', '.join(['*a'] * 1000)}]\n"
+    with pytest.raises(
+        ManifestError, match=f"expands to more than {manifest.MAX_FILE_BYTES} bytes"
+    ):
+        manifest.parse(text.encode())
+
+
+def test_too_many_values_are_refused_while_they_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(manifest, "MAX_NODES", 10)
+    with pytest.raises(ManifestError, match="has more than 10 values"):
+        manifest.parse(b"[" + b"x," * 50)
+
+
+def test_a_fifo_is_refused_and_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    with pytest.raises(ManifestError, match="is no regular file: write '-' to read standard"):
+        manifest.read(tmp_path / "fifo")
+
+
+def test_a_pipe_that_the_shell_opened_is_read() -> None:
+    reader, writer = os.pipe()
+    os.write(writer, b"a: 1\n")
+    os.close(writer)
+    try:
+        (document,) = manifest.read(Path(f"/dev/fd/{reader}"))
+    finally:
+        os.close(reader)
+    assert document.obj == {"a": 1}

@@ -54,5 +54,5 @@ def test_the_operator_extra_brings_no_torch(tmp_path: Path) -> None:
         capture_output=True, text=True, check=False, env=environment,
     )  # fmt: skip
     assert refused.returncode != 0
-    assert "kvtier[agent]" in refused.stderr
+    assert "CHECKOUT[agent]" in refused.stderr
     assert "Traceback" not in refused.stderr

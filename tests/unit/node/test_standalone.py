@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from kvtier_agent.node.desired import Problem, Wanted
 from kvtier_agent.node.standalone import PolicyFile, PolicyFileError, read_policy
+from kvtier_api import manifest
 
 POLICY = """
 apiVersion: kvtier.io/v1alpha1
@@ -71,7 +72,7 @@ def test_a_missing_file_says_what_to_give(tmp_path: Path) -> None:
 
 def test_a_huge_file_is_refused_unread(tmp_path: Path) -> None:
     with pytest.raises(PolicyFileError, match="larger than"):
-        read_policy(write(tmp_path / "p.yaml", "#" * (2 << 20)))
+        read_policy(write(tmp_path / "p.yaml", "#" * (manifest.MAX_FILE_BYTES + 1)))
 
 
 def test_the_file_is_reread_when_it_changes_and_only_then(tmp_path: Path) -> None:
