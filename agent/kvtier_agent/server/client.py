@@ -30,8 +30,10 @@ from numpy.typing import NDArray
 
 from kvtier_agent.cache.geometry import Geometry
 from kvtier_agent.cache.identity import root_key
+from kvtier_agent.server import arguments
 from kvtier_agent.server import protocol as p
 from kvtier_agent.server.answers import ClientCounters, Lookup, PutResult, Stored
+from kvtier_agent.server.arguments import as_keys
 from kvtier_agent.server.connection import (
     AgentError,
     AgentGoneError,
@@ -40,7 +42,7 @@ from kvtier_agent.server.connection import (
 )
 from kvtier_agent.server.lease import Lease, Reservation
 from kvtier_agent.server.link import Link
-from kvtier_agent.server.mapping import UnmappedError, as_keys, rows_of
+from kvtier_agent.server.mapping import UnmappedError, rows_of
 
 
 class Client:
@@ -65,10 +67,11 @@ class Client:
         ``kv_pool_bytes``: size of the engine's own KV pool on this rank, where it is L0.
 
         An agent that is not there, or that refuses this client, is no error here either: see
-        ``connected`` and ``counters.last_error``.
+        ``connected`` and ``counters.last_error``. Arguments that no agent could make sense of raise
+        ``ValueError``, here and in every call.
         """
-        self.geometry = geometry
-        self.timeout_seconds = timeout_seconds
+        self.geometry = arguments.geometry_names(geometry)
+        self.timeout_seconds = timeout_seconds = arguments.timeout(timeout_seconds)
         self.root = root_key(geometry.fingerprint, tenant_salt)
         """Parent key of every first page of this geometry and tenant."""
         self.page_bytes = geometry.page_bytes
@@ -76,10 +79,10 @@ class Client:
             Path(socket),
             geometry,
             timeout_seconds=timeout_seconds,
-            name=name,
+            name=arguments.text("name", str(name)[: p.MAX_NAME_BYTES]),
             probe=probe,
             raise_errors=raise_errors,
-            kv_pool_bytes=kv_pool_bytes,
+            kv_pool_bytes=arguments.whole("kv_pool_bytes", kv_pool_bytes, arguments.MOST_NUMBER),
         )
 
     # -- the request path ------------------------------------------------------------------------
@@ -101,6 +104,12 @@ class Client:
         """
         names = as_keys(keys)
         n = len(names)
+        depth = arguments.tokens("depth", depth)
+        request = arguments.whole("request", request, arguments.MOST_NUMBER)
+        if slo_milliseconds is not None:
+            slo_milliseconds = arguments.milliseconds("slo_milliseconds", slo_milliseconds)
+        if total_tokens is not None:
+            total_tokens = arguments.tokens("total_tokens", total_tokens)
         with self._link.asking(self.timeout_seconds) as (connection, left):
             if connection is not None and n:
                 asked = names[: connection.welcome.max_keys]
@@ -124,16 +133,18 @@ class Client:
         """
         names = as_keys(keys)
         n = len(names)
+        request = arguments.whole("request", request, arguments.MOST_NUMBER)
         wait = self.timeout_seconds
         if deadline_milliseconds is None:
-            deadline_milliseconds = max(1, int(wait * 500))
+            until = max(1, int(wait * 500))
         else:
-            wait += deadline_milliseconds / 1000
+            until = arguments.milliseconds("deadline_milliseconds", deadline_milliseconds)
+            wait += until / 1000
         with self._link.asking(wait) as (connection, left):
             if connection is not None and n:
                 m = min(n, connection.welcome.max_keys)
                 # What went by until this call's turn came is gone from the agent's time too.
-                deadline = max(0, deadline_milliseconds - int((wait - left) * 1000))
+                deadline = max(0, until - int((wait - left) * 1000))
                 head, columns = connection.request(
                     p.Load(connection.next_id(), deadline, request),
                     (names[:m].data,), left, p.Loaded,
@@ -173,13 +184,15 @@ class Client:
         front of the first page; ``parent``: key of the page in front of it (default: ``root`` at
         depth 0). ``tokens``: tokens in all these pages; fewer than full pages hold makes the last
         one partial. ``frozen``: name of the frozen prefix they belong to.
+        ``tokens_per_second``: the prefill speed that the engine measured, 1 to 1e9.
         Raises ``ValueError`` for a source of another shape; what a callable raises is passed on
         after the slots were given back.
         """
         names = as_keys(keys)
         n = len(names)
-        if tokens is not None and tokens < n * self.geometry.page_tokens:
-            partial_last = True
+        if tokens is not None:
+            full = n * self.geometry.page_tokens
+            partial_last = partial_last or arguments.tokens("tokens", tokens) < full
         rows = None if callable(source) else rows_of(source, self.page_bytes, n)
         reservation = self.reserve(
             names, depth=depth, partial_last=partial_last, frozen=frozen, parent=parent,
@@ -213,12 +226,18 @@ class Client:
         """First half of ``put``, for engines that write into the arena themselves."""
         names = as_keys(keys)
         n = len(names)
+        depth = arguments.tokens("depth", depth)
+        parent = arguments.parent_key(parent) or (b"" if depth else self.root)
+        if frozen is not None:
+            frozen = arguments.text("frozen", frozen)
+        if tokens_per_second is not None:
+            tokens_per_second = arguments.rate("tokens_per_second", tokens_per_second)
         with self._link.asking(self.timeout_seconds) as (connection, left):
             if connection is not None and n:
                 m = min(n, connection.welcome.max_keys)
                 message = p.Reserve(
-                    connection.next_id(), depth, parent or (b"" if depth else self.root),
-                    partial_last and m == n, frozen, tokens_per_second,
+                    connection.next_id(), depth, parent, bool(partial_last) and m == n, frozen,
+                    tokens_per_second,
                 )  # fmt: skip
                 _, columns = connection.request(message, (names[:m].data,), left, p.Reserved)
                 status = _padded(p.column(columns[0], "u1", m), n, Stored.REFUSED_SPACE)

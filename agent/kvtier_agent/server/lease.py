@@ -13,7 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvtier_agent.cache.results import PutStatus
+from kvtier_agent.server import arguments
 from kvtier_agent.server import protocol as p
+from kvtier_agent.server.arguments import page_buffer
 from kvtier_agent.server.mapping import Mapped, UnmappedError, checksum
 
 if TYPE_CHECKING:
@@ -71,7 +73,7 @@ class Lease:
         A row whose answer is False was not filled with the page: it was missing, or its bytes did
         not match their checksum (then the agent hears of it with the release, and the row must
         not be used). ``rows`` says which row of ``out`` each page goes to, by default its own;
-        ``ValueError`` for one that ``out`` does not have.
+        ``ValueError`` for one that ``out`` does not have, or that is named twice.
         """
         n = len(self.tier)
         target = _writable(out, self.page_bytes, n if rows is None else None)
@@ -99,7 +101,9 @@ class Lease:
         return arena.view(int(self._offset[index]), self.page_bytes)
 
     def verify(self, index: int, copy: Any) -> bool:
-        """Does ``copy`` (any contiguous buffer) hold page ``index``? A bad one is reported."""
+        """Does ``copy`` (a buffer of page_bytes) hold page ``index``? A bad one is reported;
+        ``ValueError`` for a copy of another size, which says nothing about the page."""
+        copy = page_buffer("copy", copy, self.page_bytes)
         if not self.ok(index):
             return False
         if checksum(copy) != int(self._checksum[index]):
@@ -155,24 +159,32 @@ class Reservation:
         self._arena = arena
         self._offset = offset
         self._sums = np.zeros(len(keys), np.uint64)
+        self._written = np.zeros(len(keys), bool)
         self._arenas: dict[int, Mapped] = connection.arenas if connection is not None else {}
 
     def __len__(self) -> int:
         return len(self.status)
 
     def view(self, index: int) -> NDArray[np.uint8]:
-        """The slot of page ``index`` in the arena, writable (a file arena only)."""
-        arena = self._arenas[int(self._arena[index])]
-        return arena.view(int(self._offset[index]), self.page_bytes)
+        """The slot of page ``index`` in the arena, writable (a file arena only). ``ValueError``
+        where it has none."""
+        return self._arena_of(index).view(int(self._offset[index]), self.page_bytes)
 
-    def write(self, index: int, page: memoryview) -> None:
-        """Copy ``page`` into the slot of page ``index`` and keep its checksum for the commit."""
+    def write(self, index: int, page: Any) -> None:
+        """Copy ``page`` (a buffer of page_bytes) into the slot of page ``index`` and keep its
+        checksum for the commit. ``ValueError`` for another size, or where it has no slot."""
+        source = page_buffer("page", page, self.page_bytes)
+        arena = self._arena_of(index)
         one = self._offset[index : index + 1]
-        arena = self._arenas[int(self._arena[index])]
-        self._sums[index] = arena.write(one, len(page), page, _FIRST)[0]
+        self._sums[index] = arena.write(one, self.page_bytes, source, _FIRST)[0]
+        self._written[index] = True
 
-    def write_rows(self, rows: memoryview) -> None:
-        """Copy row i of ``rows`` (page_bytes each) into slot i, for every offered page."""
+    def write_rows(self, rows: Any) -> None:
+        """Copy row i of ``rows`` (a buffer of page_bytes for each page) into slot i, for every
+        offered page. ``ValueError`` for another size."""
+        rows = page_buffer("rows", rows, len(self.status) * self.page_bytes)
+        if self.offered.size:
+            self._arena_of(int(self.offered[0]))
         numbers = self._arena[self.offered]
         for number in np.unique(numbers).tolist():
             mine = self.offered[numbers == number]
@@ -180,6 +192,7 @@ class Reservation:
             self._sums[mine] = self._arenas[number].write(
                 self._offset[mine], self.page_bytes, rows, places
             )
+            self._written[mine] = True
 
     def fill(self, source: Callable[[int, NDArray[np.uint8]], object]) -> None:
         """``source(i, destination)`` gives each offered page; ``destination`` is used again.
@@ -197,17 +210,34 @@ class Reservation:
 
         ``checksums`` (uint64[n], XXH3-64) where the engine filled ``view`` by itself: of what it
         wrote, never read back from the slot. Without it those computed by ``write``,
-        ``write_rows`` and ``fill`` are used.
+        ``write_rows`` and ``fill`` are used, and ``ValueError`` is raised if some page was not
+        written by them: nothing would vouch for it.
         """
+        if checksums is not None:
+            self._sums = arguments.checksums(checksums, len(self.status))
+        elif self._connection is not None and not self._written[self.offered].all():
+            missing = self.offered[~self._written[self.offered]]
+            raise ValueError(
+                f"page {missing[0]} was not written ({len(missing)} of {len(self.offered)});"
+                " write it, give checksums, or abort"
+            )
         connection, self._connection = self._connection, None
         self._arenas = {}
-        if checksums is not None:
-            self._sums = np.ascontiguousarray(checksums, "<u8")
         return self._link.commit(connection, self.status, self.offered, self._keys, self._sums)
 
     def outgrown(self) -> None:
         """The slots lie in memory that this connection does not map: the pages are lost."""
-        self._link.outgrown(self._connection)
+        connection, self._connection = self._connection, None
+        self._arenas = {}
+        self._link.outgrown(connection)
+
+    def _arena_of(self, index: int) -> Mapped:
+        """Where the slot of this page is; ``ValueError`` where there is none."""
+        if not 0 <= index < len(self.status) or self.status[index] != PutStatus.OFFERED:
+            raise ValueError(f"page {index} has no slot; write those in ``offered``")
+        if self._connection is None:
+            raise ValueError("the reservation has ended; reserve the pages again")
+        return self._arenas[int(self._arena[index])]
 
     def abort(self) -> None:
         """Give the slots back unwritten; nothing happens after ``commit`` or a second call."""
@@ -224,6 +254,8 @@ def _rows(rows: Any, n: int, limit: int) -> NDArray[np.uint64]:
         raise ValueError(f"rows of shape {numbers.shape} {numbers.dtype}, write {n} integers")
     if n and (numbers.min() < 0 or numbers.max() >= limit):
         raise ValueError(f"rows must be from 0 to {limit - 1}: out has {limit} rows")
+    if len(np.unique(numbers)) != n:
+        raise ValueError("rows names a row twice: give each page a row of its own")
     return numbers.astype(np.uint64)
 
 

@@ -68,7 +68,8 @@ class FileArena:
         self._memory = self._array.data
 
     def view(self, offset: int, length: int) -> NDArray[np.uint8]:
-        """The bytes of a slot, in place."""
+        """The bytes of a slot, in place; ``UnmappedError``."""
+        self._check(np.array([offset], np.uint64), length)
         return self._array[offset : offset + length]
 
     def read(self, offsets: Places, length: int, out: memoryview, rows: Places) -> Places:
@@ -163,16 +164,3 @@ def rows_of(source: Any, page_bytes: int, n: int) -> memoryview:
             f"pages of shape {array.shape} {array.dtype} where ({n}, {page_bytes}) uint8 belong"
         )
     return array.data.cast("B") if array.size else memoryview(b"")
-
-
-def as_keys(keys: Any) -> NDArray[np.uint8]:
-    """Keys as a contiguous (n, 16) uint8 array; takes arrays, bytes, or a list of 16 bytes each."""
-    if isinstance(keys, bytes | bytearray | memoryview):
-        flat = np.frombuffer(keys, np.uint8)
-    elif isinstance(keys, np.ndarray):
-        flat = np.ascontiguousarray(keys, np.uint8).reshape(-1)
-    else:
-        flat = np.frombuffer(b"".join(keys), np.uint8)
-    if flat.size % 16:
-        raise ValueError(f"{flat.size} bytes of keys are no multiple of 16")
-    return flat.reshape(-1, 16)

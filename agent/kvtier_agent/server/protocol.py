@@ -54,6 +54,10 @@ MAX_FRAMES: Final = 4
 MAX_HEADER_BYTES: Final = 4096
 MAX_NAME_BYTES: Final = 128
 
+LEAST_RATE: Final = 1.0
+MOST_RATE: Final = 1e9
+"""Bounds of an engine's prefill speed, tokens per second: it holds for the whole trust domain."""
+
 LIFELINE_HELLO: Final = struct.Struct("<4sI32s")
 """What a client writes first on its lifeline: magic, client number, secret."""
 LIFELINE_MAGIC: Final = b"kvlf"
@@ -156,8 +160,8 @@ class Reserve(Request, tag="rs", frozen=True):
     """The last page is not full: it is never stored below L0."""
     frozen: Name | None = None
     """Name of the frozen prefix that these pages belong to."""
-    tokens_per_second: Annotated[float, msgspec.Meta(gt=0, le=1e9)] | None = None
-    """Prefill speed that the engine measured."""
+    tokens_per_second: float | None = None
+    """Prefill speed that the engine measured, ``LEAST_RATE`` to ``MOST_RATE``."""
 
 
 class Commit(Request, tag="cm", frozen=True):
@@ -300,9 +304,16 @@ def decode_request(header: bytes | memoryview) -> AnyRequest:
     if len(header) > MAX_HEADER_BYTES:
         raise MalformedError(f"header of {len(header)} bytes, at most {MAX_HEADER_BYTES}")
     try:
-        return _requests.decode(header)
+        request = _requests.decode(header)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise MalformedError(str(error)) from None
+    if isinstance(request, Reserve):
+        rate = request.tokens_per_second
+        if rate is not None and not LEAST_RATE <= rate <= MOST_RATE:
+            raise MalformedError(
+                f"tokens_per_second is {rate:g}, write {LEAST_RATE:g} to {MOST_RATE:g}"
+            )
+    return request
 
 
 def decode_reply(header: bytes | memoryview) -> AnyReply:

@@ -184,6 +184,7 @@ def test_a_lease_nobody_gives_back_expires(
         lambda: (client.stats()["leases"], client.stats()["reservations"]) == (0, 0), seconds=10
     )
     assert client.stats()["pinned_pages"] == 0
+    reservation.write_rows(memoryview(more.bytes).cast("B"))
     assert set(reservation.commit().tolist()) == {Stored.LOST}
     lease.release()
     assert client.lookup(pages.keys).prefix == 4

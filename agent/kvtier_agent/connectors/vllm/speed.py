@@ -6,6 +6,8 @@ least a page of tokens count: a decode step is bound by memory and says nothing 
 
 from __future__ import annotations
 
+from kvtier_agent.server.protocol import LEAST_RATE, MOST_RATE
+
 WEIGHT = 0.3
 """Of the newest step in the moving average."""
 
@@ -28,7 +30,7 @@ class PrefillSpeed:
         began, self._began = self._began, None
         if began is None or tokens < self._least_tokens or now <= began:
             return
-        measured = tokens / (now - began)
+        measured = min(max(tokens / (now - began), LEAST_RATE), MOST_RATE)
         if self.tokens_per_second is None:
             self.tokens_per_second = measured
         else:
