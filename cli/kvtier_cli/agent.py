@@ -29,4 +29,5 @@ settings_command(
     AgentSettings,
     _run,
     help="Run the cache of one node: alone under a policy file, or under Kubernetes.",
+    own_prefix=True,
 )

@@ -35,4 +35,5 @@ settings_command(
     _settings(),
     _run,
     help="Run the operator: policies in, one KVTierNode per selected node out.",
+    own_prefix=True,
 )

@@ -8,6 +8,7 @@ class itself, so option and environment refuse the same things with the same wor
 from __future__ import annotations
 
 import inspect
+import os
 import typing
 from collections.abc import Callable
 from pathlib import Path
@@ -19,6 +20,7 @@ from pydantic import AliasChoices, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings
 
+from kvtier_cli.environment import strays
 from kvtier_cli.output import JsonOption, UserError
 
 __all__ = ["describe", "read_settings", "sentence", "settings_command"]
@@ -34,16 +36,22 @@ def settings_command(
     help: str,
     name: str | None = None,
     json_option: bool = False,
+    own_prefix: bool = False,
 ) -> None:
     """Adds one command to ``app`` whose options are the fields of ``settings``. ``run`` gets the
     validated settings and returns the exit status. A mistake is one line and exit status 1.
 
-    ``json_option``: the command has ``--json`` too, and ``run`` gets its target as ``json_target``.
+    ``own_prefix``: no other command's variables begin with the prefix of this one's, so that an
+    unknown one is a mistake. ``json_option``: the command has ``--json`` too, and ``run`` gets its
+    target as ``json_target``.
     """
 
     def command(**given: Any) -> None:
         extra = {"json_target": given.pop("json_target")} if json_option else {}
         said = {k: v for k, v in given.items() if v is not None and v != []}
+        prefix = settings.model_config.get("env_prefix", "")
+        if own_prefix and (stray := list(strays(os.environ, prefix, settings.model_fields))):
+            raise UserError("; ".join(stray))
         try:
             ready = read_settings(settings, said)
         except ValueError as e:
