@@ -103,14 +103,14 @@ class StatusBoard:
         now = self._clock()
         due = last or now - self._saved_at >= SAVE_SECONDS
         total = counters.total(self._memory.closed, counters_of(self._loop.snapshot))
-        fresh = self._document(self._shown, total)
+        fresh = self._document(self._shown, self._kept)
         if due or urgent_part(fresh) != urgent_part(self._shown):
-            # Kept first, shown then.
+            # Kept first, shown then; what could not be kept is not shown.
             self._saved_at = now
-            self._memory.save(total, remaining_grace(self._control.view.life, now))
-            self._kept = total
-            self._shown = fresh
-            self._show(fresh)
+            if self._memory.save(total, remaining_grace(self._control.view.life, now)):
+                self._kept = total
+            self._shown = self._document(self._shown, self._kept)
+            self._show(self._shown)
 
     def _view(self) -> NodeView:
         causes = tuple(self._supervisor.causes())
@@ -121,7 +121,9 @@ class StatusBoard:
             for domain in domains
             if domain.restart
         )
-        return replace(self._control.view, causes=causes, restarts=restarts)
+        return replace(
+            self._control.view, causes=causes, restarts=restarts, unkept=self._memory.problem
+        )
 
     def _show(self, document: Mapping[str, Any]) -> None:
         temporary = self._path.with_name(f".{self._path.name}.{os.getpid()}")

@@ -2,11 +2,12 @@
 
 Two files in the state folder. ``revision.json`` changes with each revision that came into force;
 ``state.json`` every few seconds. Neither is ever needed to serve: a write that fails is reported
-once and tried again with the next.
+once and tried again, with the next ``save`` at the latest; until then ``problem`` says why.
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -32,7 +33,10 @@ class Memory:
         self._revision = StateFile(folder / "revision.json", LAYOUT)
         self._state = StateFile(folder / "state.json", LAYOUT)
         self._node = node
-        self._failing = False
+        self._writing = threading.Lock()
+        self._owed: dict[str, object] | None = None
+        """A revision that is in force and could not be written yet."""
+        self._problems: dict[str, str] = {}
         self.closed: dict[str, int] = {}
         """What earlier processes counted."""
 
@@ -71,31 +75,47 @@ class Memory:
             return None
         return Wanted(str(revision), spec, str(document.get("policy") or ""))
 
+    @property
+    def problem(self) -> str:
+        """Why something cannot be kept now, for people; empty while all is. Any thread."""
+        return "; ".join(list(self._problems.values()))
+
     def keep(self, wanted: Wanted) -> None:
-        """After a revision came into force."""
-        document = {
+        """After a revision came into force. Any thread."""
+        document: dict[str, object] = {
             "node": self._node,
             "revision": wanted.revision,
             "policy": wanted.policy,
             "spec": wanted.spec.to_dict(),
         }
-        self._write(self._revision, document)
+        with self._writing:
+            self._owed = document
+            self._pay()
 
-    def save(self, counters: Mapping[str, int], grace_left: float | None) -> None:
-        """The counters (sums over all processes so far) and an orphan's grace."""
+    def save(self, counters: Mapping[str, int], grace_left: float | None) -> bool:
+        """The counters (sums over all processes so far) and an orphan's grace. Are they on disk?"""
         document = {
             "node": self._node,
             "counters": dict(counters),
             "graceLeftSeconds": grace_left,
         }
-        self._write(self._state, document)
+        with self._writing:
+            self._pay()
+            return self._write(self._state, document)
 
-    def _write(self, file: StateFile, document: Mapping[str, object]) -> None:
+    def _pay(self) -> None:
+        if self._owed is not None and self._write(self._revision, self._owed):
+            self._owed = None
+
+    def _write(self, file: StateFile, document: Mapping[str, object]) -> bool:
+        name = file.path.name
         try:
             file.write(document)
         except OSError as e:
-            if not self._failing:
+            if name not in self._problems:
                 log.warning("state cannot be kept on disk", path=str(file.path), error=str(e))
-            self._failing = True
-        else:
-            self._failing = False
+            self._problems[name] = f"{file.path} cannot be written ({e.strerror or e})"
+            return False
+        if self._problems.pop(name, ""):
+            log.info("state is kept on disk again", path=str(file.path))
+        return True

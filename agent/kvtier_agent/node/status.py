@@ -81,7 +81,9 @@ def _readiness(view: NodeView) -> tuple[ConditionStatus, Reason, str]:
             return "False", Reason.Starting, Reason.Starting.say(step="no revision was applied yet")
         return "False", Reason.NoPolicy, "no policy rules this node; nothing is held or admitted"
     revision = view.in_force[:10]
-    said = (*(view.budgets.notes if view.budgets else ()), *view.restarts)
+    said = [*(view.budgets.notes if view.budgets else ()), *view.restarts]
+    if view.unkept:
+        said.append(f"{view.unkept}: the counters shown here stand still")
     notes = "".join(f"; {n}" for n in said)
     if view.budgets and view.budgets.not_applied:
         fields = ", ".join(view.budgets.not_applied[:MAX_FIELDS_NAMED])

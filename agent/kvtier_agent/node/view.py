@@ -32,6 +32,9 @@ class NodeView:
     restarts: tuple[str, ...] = field(default=())
     """What was found of the process before, one line for each trust domain that found something."""
 
+    unkept: str = ""
+    """Why the agent's state cannot be written to disk, empty while it can."""
+
     @property
     def in_force(self) -> str:
         return self.life.in_force or ""

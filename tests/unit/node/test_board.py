@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,7 @@ from kvtier_agent.node import board as board_module
 from kvtier_agent.node.board import SAVE_SECONDS, StatusBoard
 from kvtier_agent.node.control import Control
 from kvtier_agent.node.memory import Memory
+from kvtier_agent.node.statefile import StateFile
 from kvtier_agent.server.loop import CacheLoop
 from kvtier_agent.server.settings import ServerSettings
 from kvtier_agent.supervise import Supervisor
@@ -43,5 +46,63 @@ def test_the_api_server_is_told_no_counter_that_a_kill_could_take_back(
         clock[0] += SAVE_SECONDS
         board.save()
         assert board.status({})["counters"]["pagesStored"] == after_a_kill() == 7
+    finally:
+        loop.close()
+
+
+def test_counters_that_cannot_be_kept_are_not_shown_and_the_condition_says_why(
+    tmp_path: Path, tiers: Any, facts: Make, wanted: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock, counted = [1000.0], {"pages_stored": 0}
+    monkeypatch.setattr(board_module, "counters_of", lambda _snapshot: dict(counted))
+    real, full = StateFile.write, [False]
+
+    def write(self: StateFile, document: Any) -> None:
+        if full[0]:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        real(self, document)
+
+    monkeypatch.setattr(StateFile, "write", write)
+    loop = CacheLoop(ServerSettings(tmp_path / "run"))
+    control = Control(tiers, facts, clock=lambda: clock[0])
+    memory = Memory(tmp_path, "n")
+    board = StatusBoard(
+        control, loop, Supervisor(), memory, tmp_path / "status.json", clock=lambda: clock[0]
+    )
+
+    def shown() -> tuple[int, int]:
+        document = json.loads((tmp_path / "status.json").read_text())
+        told = board.status({})["counters"]["pagesStored"]
+        return document["counters"]["pagesStored"], told
+
+    def said() -> str:
+        conditions = board.status({})["conditions"]
+        return str(next(c["message"] for c in conditions if c["type"] == "Ready"))
+
+    def save(pages: int) -> None:
+        counted["pages_stored"] = pages
+        clock[0] += SAVE_SECONDS
+        board.save()
+
+    one = wanted()
+    try:
+        control.say(one, None, 3)
+        control.turn(clock[0])
+        save(7)
+        assert shown() == (7, 7)
+        full[0] = True
+        memory.keep(one)
+        save(9)
+        assert shown() == (7, 7), "a kill now would take the two away"
+        ready = said()
+        assert "state.json cannot be written (No space left on device)" in ready
+        assert "counters shown here stand still" in ready
+        full[0] = False
+        save(10)
+        assert shown() == (10, 10)
+        assert "cannot be written" not in said()
+        recalled = Memory(tmp_path, "n").recall()[0]
+        assert recalled is not None
+        assert recalled.revision == one.revision, "it was written later"
     finally:
         loop.close()
