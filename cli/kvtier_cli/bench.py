@@ -11,7 +11,7 @@ import typer
 from kvtier_agent.bench import settings as knobs
 
 from kvtier_cli.options import settings_command
-from kvtier_cli.output import DONE, UserError, note, result, write_json
+from kvtier_cli.output import DONE, UserError, check_json_target, note, result, write_json
 
 app = typer.Typer(
     add_completion=False,
@@ -51,6 +51,7 @@ HELP: dict[str, tuple[type[knobs.BenchSettings], str]] = {
 
 
 def _run(settings: knobs.BenchSettings, json_target: str | None) -> int:
+    check_json_target(json_target)
     from kvtier_agent.bench import runner
     from kvtier_agent.bench.errors import BenchError
 

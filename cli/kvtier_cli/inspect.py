@@ -14,7 +14,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from kvtier_cli.output import DONE, JsonOption, UserError, write_json
+from kvtier_cli.output import DONE, FINDING, JsonOption, UserError, note, write_json
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -41,20 +41,34 @@ def inspect(
     `partial_pages`, `exempt_pages`, `states{..}`, `tiers{hbm,dram,nvme}{pages, bytes,
     pinned_pages, idle_seconds{p50,p90,p99,max}}`, `top_prefixes[]{key, pages, bytes, hits,
     longest_tokens, idle_seconds}`, `boot`, `restart{taken_over, dropped{reason: pages}, cold}`:
-    what the agent found of the one before it, and why it started cold, "" otherwise.
+    what the agent found of the one before it, and why it started cold, "" otherwise. `running`:
+    whether the agent lives; without it the figures are what the last one left, and the exit code
+    is 1.
     """
     from kvtier_agent.settings import default_run_dir
 
     folder = run_dir if run_dir is not None else default_run_dir()
     found = _tables(folder, domain)
+    running = _running(folder, found)
     result: dict[str, Any] = {
         "run_dir": str(folder),
+        "running": running,
         "domains": {name: _read(path, top) for name, path in found.items()},
     }
     write_json(result, json_target)
     if json_target is None:
         _show(result)
+    if not running:
+        note(f"no agent runs on {folder}; this is what the last one left")
+        raise typer.Exit(FINDING)
     raise typer.Exit(DONE)
+
+
+def _running(folder: Path, domains: dict[str, Path]) -> bool:
+    """Does anybody listen where the agent of these domains does?"""
+    from kvtier_agent.server.connection import is_live
+
+    return any(is_live(folder / f"{name}.sock") for name in domains)
 
 
 def _tables(folder: Path, domain: str | None) -> dict[str, Path]:

@@ -7,6 +7,7 @@ nothing else goes there. Progress and logs go to standard error, always.
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -53,6 +54,19 @@ def _say(text: str, stream: TextIO) -> None:
     """A line with what the stream's encoding lacks written as \\uXXXX: names in files are free."""
     encoding = stream.encoding or "utf-8"
     print(text.encode(encoding, "backslashreplace").decode(encoding), file=stream, flush=True)
+
+
+def check_json_target(target: str | None) -> None:
+    """Before work that takes a while: can ``write_json`` write there? Raises ``UserError``."""
+    if target in (None, "-"):
+        return
+    path = Path(str(target))
+    if path.is_dir():
+        raise UserError(f"--json {target}: is a folder; name a file in it")
+    if not path.parent.is_dir():
+        raise UserError(f"--json {target}: there is no folder {path.parent}; make it first")
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise UserError(f"--json {target}: you may not write there; name another file")
 
 
 def write_json(obj: Mapping[str, Any], target: str | None) -> None:

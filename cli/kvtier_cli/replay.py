@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kvtier_cli.output import FINDING, JsonOption, UserError, note, write_json
+from kvtier_cli.output import FINDING, JsonOption, UserError, check_json_target, note, write_json
 
 if TYPE_CHECKING:
     from kvtier_agent.replay.accounting import Totals
@@ -23,6 +23,8 @@ app = typer.Typer(add_completion=False)
 
 AGENT = [sys.executable, "-m", "kvtier_cli.main", "agent"]
 INTERRUPTED = 130
+LEAST_SPEED = 1e-6
+MOST_SPEED = 1e9
 
 
 @app.command(
@@ -134,6 +136,7 @@ def replay(
         raise UserError(
             f"--page-bytes {page_bytes}: write a multiple of 4096 and of twice --block-tokens"
         )
+    check_json_target(json_target)
     signal.signal(signal.SIGTERM, _terminated)
     try:
         volumes = _volumes(volume or [])
@@ -194,7 +197,16 @@ def _run(
     ) as agent:
         plan = replace(plan, volumes=tuple(agent.volumes.items()))
         with _progress(trace, plan, agent.alive) as watcher:
-            return driver.replay(trace, agent.socket, plan, watcher)
+            report = driver.replay(trace, agent.socket, plan, watcher)
+        given, clamped = agent.tiers()
+    if clamped:
+        note(f"the agent gave less than was asked for: {clamped}")
+    sizes = manifest["spec"]["tiers"]
+    asked = {name: str(tier["size"]) for name, tier in sizes.items() if "size" in tier}
+    if shape:
+        asked.pop("hbm", None)
+    settings = {"tiers_asked": asked, "tiers_given_bytes": given, "clamped": clamped}
+    return replace(report, settings={**report.settings, **settings})
 
 
 class _Bar:
@@ -256,8 +268,11 @@ def _speed(text: str) -> float | None:
         speed = float(text)
     except ValueError:
         speed = 0.0
-    if not 0 < speed <= 1e9:
-        raise ReplayError(f"--speed {text}: write max, or how many trace seconds pass in one")
+    if not LEAST_SPEED <= speed <= MOST_SPEED:
+        raise ReplayError(
+            f"--speed {text}: write max, or how many trace seconds pass in one, from"
+            f" {LEAST_SPEED:g} to {MOST_SPEED:g}"
+        )
     return speed
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import stat
 import time
 from pathlib import Path
 from typing import Any
@@ -37,10 +38,13 @@ class TableReader(TableView):
     def __init__(self, path: Path) -> None:
         """Raises TableError when `path` is no table of this layout."""
         try:
-            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            # A pipe in its place would hold up the open without O_NONBLOCK.
+            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         except OSError as error:
             raise TableError(f"cannot open the page table {path}: {error.strerror}") from error
         try:
+            if not stat.S_ISREG(os.fstat(fd).st_mode):
+                raise TableError(f"{path} is no page table: it is no file")
             head = os.pread(fd, HEADER.itemsize, 0)
             if len(head) < HEADER.itemsize:
                 raise TableError(f"{path} is no page table: it is too short")
@@ -58,6 +62,8 @@ class TableReader(TableView):
             if os.fstat(fd).st_size < size:
                 raise TableError(f"{path} is cut short: {size} bytes expected")
             buffer = mmap.mmap(fd, size, prot=mmap.PROT_READ)
+        except OSError as error:
+            raise TableError(f"cannot read the page table {path}: {error.strerror}") from error
         finally:
             os.close(fd)
         super().__init__(buffer, max_pages)

@@ -44,6 +44,9 @@ TIMEOUT_SECONDS = 5.0
 _POLICY_SECONDS = 300.0
 """How long an agent may take to put its policy in force: memory for large tiers takes a while."""
 
+_LONGEST_SLEEP_SECONDS = 3600.0
+"""The system takes no sleep of centuries, which a trace's time stamps can ask for."""
+
 _PATIENCE = 20
 """So many requests in a row without an answer end the run."""
 
@@ -280,6 +283,5 @@ def _report(run: _Run, plan: Plan, did: Readings, seconds: float) -> Report:
 
 
 def _wait_until(moment: float) -> None:
-    left = moment - time.monotonic()
-    if left > 0:
-        time.sleep(left)
+    while (left := moment - time.monotonic()) > 0:
+        time.sleep(min(left, _LONGEST_SLEEP_SECONDS))

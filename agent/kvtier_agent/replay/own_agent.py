@@ -8,6 +8,7 @@ and removed, so that nothing of the user's is touched. The `guardian` sees to th
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -27,6 +28,8 @@ from kvtier_agent.server.connection import is_live
 
 START_SECONDS = 60.0
 """How long an agent may take until its socket answers."""
+STATUS_SECONDS = 30.0
+"""How long it may take until the agent's status is on disk; it writes it twice a second."""
 _POLL_SECONDS = 0.01
 
 _SHM = Path("/dev/shm")  # noqa: S108 - it is where shared memory is
@@ -116,6 +119,29 @@ class OwnAgent:
         except GuardianError as error:
             return str(error)
         return "" if status is None else f"the agent ended with status {status}: {self._words()}"
+
+    def tiers(self) -> tuple[dict[str, int], str]:
+        """Bytes of each tier that the agent has now, by the policy's names, and its word on those
+        that got less than the policy asks for ("": none did). Raises ReplayError."""
+        end = time.monotonic() + STATUS_SECONDS
+        while True:
+            try:
+                status = json.loads((self.socket.parent / "status.json").read_text())
+            except (OSError, ValueError):
+                status = {}
+            # What it says before a policy is in force says nothing.
+            if status.get("revision"):
+                break
+            if time.monotonic() > end:
+                raise ReplayError(self.alive() or "the agent has written no status")
+            time.sleep(_POLL_SECONDS)
+        sizes = {str(tier["name"]): int(tier["capacityBytes"]) for tier in status["tiers"]}
+        words = [
+            str(condition["message"])
+            for condition in status["conditions"]
+            if condition["type"] == "Clamped" and condition["status"] == "True"
+        ]
+        return sizes, "; ".join(words)
 
     def close(self) -> None:
         self._stack.close()

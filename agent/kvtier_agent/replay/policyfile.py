@@ -48,7 +48,7 @@ def load_policy(path: Path | None) -> dict[str, Any]:
         data = (
             resources.files("kvtier_agent.replay").joinpath("default_policy.yaml").read_bytes()
             if path is None
-            else path.read_bytes()
+            else _read(path)
         )
         document = manifest.one(data)
     except OSError as error:
@@ -56,6 +56,12 @@ def load_policy(path: Path | None) -> dict[str, Any]:
     except manifest.ManifestError as error:
         raise ReplayError(f"--policy {name}: {error}") from None
     return _valid(document, f"--policy {name}")
+
+
+def _read(path: Path) -> bytes:
+    if path.exists() and not path.is_file():  # a pipe that nobody writes to would hold up the run
+        raise ReplayError(f"--policy {path}: is no regular file; write the policy into one")
+    return path.read_bytes()
 
 
 def with_tiers(policy: Mapping[str, Any], tiers: Mapping[str, int], page_bytes: int) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -169,6 +170,10 @@ def test_speed_paces_the_run(replay: Callable[..., Any], shared_agent: Any, tmp_
         (["TRACE", "--tier", "l7=3"], "l0=N,l1=N,l2=N"),
         (["TRACE", "--page-bytes", "5000"], "multiple of 4096"),
         (["TRACE", "--speed", "fast"], "write max"),
+        (["TRACE", "--speed", "1e-300"], "from 1e-06 to 1e+09"),
+        (["TRACE", "--policy", "pipe"], "is no regular file"),
+        (["TRACE", "--json", "no/such/out.json"], "there is no folder no/such"),
+        (["TRACE", "--json", "."], "is a folder"),
         (["TRACE", "--volume", "data0"], "NAME=DIR"),
         (["TRACE", "--volume", "data0=/nowhere/at/all"], "make it first"),
         (["TRACE", "--socket", "absent.sock"], "absent.sock"),
@@ -182,6 +187,7 @@ def test_mistakes_are_one_line_that_says_what_to_do(
 ) -> None:  # fmt: skip
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("signal.signal", lambda *_: None)
+    os.mkfifo("pipe")
     words = [str(sessions_trace) if word == "TRACE" else word for word in arguments]
     done = CliRunner().invoke(app, ["replay", *words])
     assert done.exit_code == 1, done.stderr
@@ -189,6 +195,23 @@ def test_mistakes_are_one_line_that_says_what_to_do(
     assert done.stdout == ""
     problems = [line for line in done.stderr.splitlines() if line.startswith("error:")]
     assert len(problems) == 1
+
+
+def test_a_tier_that_gets_less_than_was_asked_is_said(
+    replay: Callable[..., Any], sessions_trace: Path
+) -> None:
+    huge = 1 << 37
+    done = replay(
+        sessions_trace, "--page-bytes", 4096, "--limit", 3, "--json", "-",
+        "--tier", f"l0=256,l1=280,l2={huge}",
+    )  # fmt: skip
+    assert done.status == 0, done.err
+    assert "the agent gave less than was asked for: nvme" in done.err
+    settings = done.json["settings"]
+    assert settings["tiers_asked"]["hbm"] == str(256 * 4096)
+    assert settings["tiers_given_bytes"]["hbm"] == 256 * 4096
+    assert int(settings["tiers_asked"]["nvme"]) > settings["tiers_given_bytes"]["nvme"] > 0
+    assert settings["clamped"].startswith("nvme: ")
 
 
 def test_another_page_size_than_the_agents_is_refused_with_a_reason(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -60,6 +61,35 @@ def test_an_empty_table_is_all_zeros() -> None:
 
 def inspect(*arguments: str) -> Any:
     return CliRunner().invoke(app, ["inspect", *arguments])
+
+
+def test_what_a_dead_agent_left_is_shown_as_such(
+    start_agent: Callable[..., Any], connect: Callable[..., Client], pages_of: Callable[..., Any]
+) -> None:
+    process, pages = start_agent(), pages_of(1, 4)
+    client = connect(process.socket())
+    assert client.put(pages.keys, pages.bytes).stored == 4
+    run = str(process.folder / "run")
+    assert json.loads(inspect("--run-dir", run, "--json", "-").stdout)["running"] is True
+    process.kill()
+    done = inspect("--run-dir", run)
+    assert done.exit_code == 1
+    assert "no agent runs on" in done.stderr
+    assert "this is what the last one left" in done.stderr
+    assert "4 pages" in done.stdout
+    left = json.loads(inspect("--run-dir", run, "--json", "-").stdout)
+    assert left["running"] is False
+    assert left["domains"]["default"]["pages"] == 4
+
+
+def test_a_table_that_is_none_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "default.pages").mkdir()
+    done = inspect("--run-dir", str(tmp_path))
+    assert done.exit_code == 1
+    assert "is no page table: it is no file" in done.stderr
+    (tmp_path / "default.pages").rmdir()
+    os.mkfifo(tmp_path / "default.pages")
+    assert "it is no file" in inspect("--run-dir", str(tmp_path)).stderr
 
 
 def test_the_command_shows_what_the_agent_holds(
