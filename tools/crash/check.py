@@ -13,7 +13,6 @@ import numpy as np
 from kvtier_agent.cache.moves import MoveStatus
 from kvtier_agent.cache.record import NO_SLOT, as_bytes_keys
 from kvtier_agent.cache.settings import Behaviour, Budgets, CacheSettings, Durability
-from kvtier_agent.storage import l2 as l2_module
 from kvtier_agent.storage.core import Core, CoreSettings
 from kvtier_agent.storage.fileio import FileIO
 
@@ -66,8 +65,9 @@ class Promises:
     def hear(self, change: Change) -> None:
         note = change.note
         if isinstance(note, Settings):
-            # A tier that shrinks may give up any page at the next start.
-            if note.durability == "none" or note.cap_bytes < self.settings.cap_bytes:
+            # A tier that shrinks may give up any page at the next start; one that is not `sync` any
+            # more moves pages (compaction) without flushing them.
+            if note.durability != "sync" or note.cap_bytes < self.settings.cap_bytes:
                 self.keys.clear()
             self.settings = note
         elif isinstance(note, Stored) and self.settings.durability == "sync":
@@ -76,19 +76,12 @@ class Promises:
             self.keys -= note.keys
 
 
-def small_segments() -> None:
-    """Segments of a dozen slots, so that a tier of a few pages has several."""
-    if hasattr(l2_module, "SEGMENT_BYTES"):
-        l2_module.SEGMENT_BYTES = 12 * 2 * PAGE
-
-
 def folder_of(root: Path) -> Path:
     return root / "data0" / "kvtier" / DOMAIN
 
 
 def record(root: Path, seed: int, steps: int) -> list[Change]:
     """The trace of one workload."""
-    small_segments()
     io = RecordingIO(folder_of(root))
     Workload(root, io, seed, steps).run()
     return io.trace

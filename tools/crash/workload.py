@@ -22,7 +22,6 @@ import xxhash
 from kvtier_agent.cache.geometry import Geometry
 from kvtier_agent.cache.record import NO_SLOT, Rows, State, as_bytes_keys
 from kvtier_agent.cache.settings import Behaviour, Budgets, CacheSettings, Durability
-from kvtier_agent.cache.slots import SlotPool
 from kvtier_agent.storage.core import Core, CoreSettings
 
 from crash.disk import Change, RecordingIO
@@ -72,12 +71,11 @@ class Workload:
         self.numbers = 0
         self.cap_bytes = 96 * 2 * PAGE
         self.durability: Durability = self.chance.choice(("sync", "sync", "async"))
-        self.there: frozenset[bytes] = frozenset()
         self.held: frozenset[bytes] = frozenset()
         self.recorded: frozenset[bytes] = frozenset()
         """Of those, what was stored while there was a journal."""
         self.shrunk = False
-        """Since the last start: pages may lie in slots that a smaller tier does not have."""
+        """Since the last start: a smaller tier may have room for less at the next one."""
         self.core = self._start()
 
     def run(self) -> None:
@@ -189,7 +187,7 @@ class Workload:
         begun = len(self.io.trace)
         core.reconfigure(self.now, self._behaviour(), self._budgets())
         core.register(self.now, GEOMETRY)
-        self.there, found = self._in_l2()
+        found = self._in_l2()
         if self.durability != "none" and not self.shrunk:
             assert before <= found, f"{len(before - found)} pages are gone by a mere restart"
         self.shrunk = False
@@ -220,29 +218,21 @@ class Workload:
                 return
         raise AssertionError("traffic never comes to rest")
 
-    def _in_l2(self) -> tuple[frozenset[bytes], frozenset[bytes]]:
-        """Pages that are in L2, and those of them that a restart would find room for."""
+    def _in_l2(self) -> frozenset[bytes]:
         table = self.core.cache.table
         rows: Rows = table.live_rows()
         rows = rows[(table.l2_slot[rows] != NO_SLOT) & (table.state[rows] != State.DOWN12)]
-        every = frozenset(key.tobytes() for key in as_bytes_keys(table.key[rows]))
-        pool = self.core.cache.shelves.pools[2]
-        if isinstance(pool, SlotPool):  # a restart takes no slot beyond the limit
-            rows = rows[table.l2_slot[rows] < pool.limit]
-        return every, frozenset(key.tobytes() for key in as_bytes_keys(table.key[rows]))
+        return frozenset(key.tobytes() for key in as_bytes_keys(table.key[rows]))
 
     def _note(self) -> None:
-        every, lasting = self._in_l2()
-        gone, new = self.held - lasting, (every - self.there) & lasting
+        now = self._in_l2()
+        gone, new = self.held - now, now - self.held
         if gone:
             self.io.note(Released(gone))
         if new:
             self.io.note(Stored(new))
-        self.held = (self.held & lasting) | new
-        self.there = every
-        self.recorded = (self.recorded & lasting) | (
-            new if self.durability != "none" else frozenset()
-        )
+        self.held = now
+        self.recorded = (self.recorded & now) | (new if self.durability != "none" else frozenset())
 
     def _check_cap(self) -> None:
         l2 = self.core.nvme.l2
