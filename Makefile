@@ -109,7 +109,7 @@ lock: $(UV)  ## Recompute the lock files under requirements/
 	$(UV) pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --no-annotate \
 	  requirements/build.in -o requirements/build.lock
 
-reference: setup  ## Generate crds/*.yaml and docs/reference from the models and from --help
+reference: setup  ## Generate crds/*.yaml, docs/reference and settings in the chart's schema from the code
 	$(PY) -m kvtier_api.crd
 	cp crds/*.yaml charts/kvtier/files/crds/
 	$(PY) tools/reference.py

@@ -1,8 +1,9 @@
 """The reference pages, written from the code: ``python -m reference [--check]``.
 
 ``docs/reference/policy.md`` and ``node.md`` come from the models, ``reasons.md`` from the enum of
-condition reasons, ``commands.md`` from the options of every sub-command. Nothing in them is typed
-by hand, so nothing in them can be out of date without a test noticing.
+condition reasons, ``commands.md`` from the options of every sub-command; the settings in the
+chart's schema from their classes (``chart_settings``). Nothing in them is typed by hand, so nothing
+can be out of date without a test noticing.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import chart_settings
 from kvtier_api import KVTierNode, KVTierPolicy, Reason, crd
 from kvtier_api.model import ApiModel
 from kvtier_api.rules import SIZE
@@ -208,6 +210,10 @@ def main() -> int:
             if not check:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_text(text, encoding="utf-8")
+    if not chart_settings.is_current():
+        stale.append(str(chart_settings.PATH))
+        if not check:
+            chart_settings.write()
     if check and stale:
         print(
             f"out of date: {', '.join(stale)}; run PYTHONPATH=tools python -m reference",

@@ -20,9 +20,9 @@
      Called with (list $ COMPONENT). */ -}}
 {{- define "kvtier.selectorLabels" -}}
 {{- $root := index . 0 -}}
-app.kubernetes.io/name: {{ include "kvtier.name" $root }}
-app.kubernetes.io/instance: {{ $root.Release.Name }}
-app.kubernetes.io/component: {{ index . 1 }}
+app.kubernetes.io/name: {{ include "kvtier.name" $root | quote }}
+app.kubernetes.io/instance: {{ $root.Release.Name | quote }}
+app.kubernetes.io/component: {{ index . 1 | quote }}
 {{- end -}}
 
 {{- define "kvtier.labels" -}}
@@ -52,10 +52,10 @@ helm.sh/chart: {{ printf "%s-%s" $root.Chart.Name $root.Chart.Version | replace 
 {{- define "kvtier.resources" -}}
 requests:
   cpu: {{ index . 0 | quote }}
-  memory: {{ index . 1 }}
+  memory: {{ index . 1 | quote }}
 limits:
   cpu: {{ index . 0 | quote }}
-  memory: {{ index . 1 }}
+  memory: {{ index . 1 | quote }}
 {{- end -}}
 
 {{- /* Settings as environment, sorted by name. A setting that the chart makes from another value is
@@ -71,32 +71,4 @@ limits:
 - name: {{ $prefix }}{{ upper $name }}
   value: {{ if kindIs "string" $value }}{{ $value | quote }}{{ else }}{{ $value | toJson | quote }}{{ end }}
 {{- end }}
-{{- end -}}
-
-{{- /* What the schema cannot say: names that are given twice, folders inside each other. */ -}}
-{{- define "kvtier.check" -}}
-{{- $names := list -}}
-{{- $paths := list -}}
-{{- range .Values.volumes -}}
-{{- if has .name $names -}}
-{{- fail (printf "volumes: %q is there twice; give each volume a name of its own" .name) -}}
-{{- end -}}
-{{- $path := clean .hostPath -}}
-{{- if has $path $paths -}}
-{{- fail (printf "volumes: %s is there twice; one folder is one volume" $path) -}}
-{{- end -}}
-{{- $names = append $names .name -}}
-{{- $paths = append $paths $path -}}
-{{- end -}}
-{{- $domains := list -}}
-{{- range .Values.domains -}}
-{{- if has .name $domains -}}
-{{- fail (printf "domains: %q is there twice; give each domain a name of its own" .name) -}}
-{{- end -}}
-{{- $domains = append $domains .name -}}
-{{- end -}}
-{{- $hit := .Values.prometheusRule.l0HitRate -}}
-{{- if ge (float64 $hit.criticalPercent) (float64 $hit.warningPercent) -}}
-{{- fail (printf "prometheusRule.l0HitRate: criticalPercent %v must be below warningPercent %v" $hit.criticalPercent $hit.warningPercent) -}}
-{{- end -}}
 {{- end -}}

@@ -337,8 +337,8 @@ def test_the_admission_policy_is_about_the_agents_account_alone(
             'volumes: "a" is there twice; give each volume a name of its own',
         ),
         (
-            {"volumes": [{"name": "a", "hostPath": "/x"}, {"name": "b", "hostPath": "/x/"}]},
-            "volumes: /x is there twice; one folder is one volume",
+            {"volumes": [{"name": "a", "hostPath": "/x"}, {"name": "b", "hostPath": "/x"}]},
+            "volumes[1].hostPath: /x is /x of volumes[0].hostPath; each needs a folder of its own",
         ),
         ({"domains": []}, "/domains"),
         (
@@ -346,7 +346,8 @@ def test_the_admission_policy_is_about_the_agents_account_alone(
             'domains: "a" is there twice; give each domain a name of its own',
         ),
         ({"domains": [{"name": "a", "gid": 0}]}, "/domains/0/gid"),
-        ({"agent": {"memory": "2Gi"}}, "/agent/memory"),
+        ({"agent": {"memory": "2Gi"}}, "agent.memory: 2Gi is too little; write more than 2Gi"),
+        ({"agent": {"memory": "2048Mi"}}, "agent.memory: 2048Mi is too little"),
         ({"agent": {"memory": "lots"}}, "/agent/memory"),
         ({"agent": {"capabilities": ["SYS_ADMIN"]}}, "/agent/capabilities/0"),
         ({"agent": {"settings": {"run_dir": "/x"}}}, "agent.settings.run_dir: the chart sets this"),
