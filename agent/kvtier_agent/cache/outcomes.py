@@ -120,6 +120,8 @@ class Outcomes:
         if not rest.size:
             return
         self.traffic.suspect(rows[status == MoveStatus.IO_ERROR])
+        refused = np.isin(status, (MoveStatus.NO_SPACE, MoveStatus.READ_ONLY))
+        shelves.pool2.abandon(move.target[refused])
         shelves.disown(rest, 2)
         shelves.settle(rest, State.IN1, 1 << 1)
         bad = rows[(status == MoveStatus.BAD_PAGE) & ~doomed]

@@ -252,6 +252,7 @@ class Reclaim:
         self._lose(rows[unreadable & there])
         broken = move.target[status == MoveStatus.TARGET_ERROR]
         shelves.counters.suspected_segments += pool.suspect(broken)
+        pool.abandon(move.target[np.isin(status, (MoveStatus.NO_SPACE, MoveStatus.READ_ONLY))])
         pool.let_go(move.source)
         if one is not None and (~ok & ~unreadable).any():
             # The drive takes no writes, or the mover is closing: the rest stays where it is.

@@ -294,6 +294,12 @@ class SegmentPool:
                 self._seal(segment)
         return fresh
 
+    def abandon(self, slots: Slots) -> None:
+        """The volume of these slots takes nothing more: if one of them is in the open segment, that
+        is written no further."""
+        if self.open >= 0 and (slots // self.per_segment == self.open).any():
+            self._seal(self.open)
+
     def take_tests(self) -> list[int]:
         """Suspect segments that are empty now: they are to be tested."""
         out, self._to_test = self._to_test, []

@@ -14,7 +14,7 @@ The rules (all sizes in bytes):
 4. *NVMe.* The revision's size over all its volumes; at most what those filesystems have left above
    the reserve. The reserve is checked again before each write: this is about saying it early, and
    about giving space back when others fill the volume. A volume that turned read-only keeps what
-   it holds.
+   it holds; one whose writes go on failing counts for nothing.
 5. What came out smaller than asked is a `Clamp` that names both figures and what was in the way.
    What cannot work at all is `NotApplicableError`, and the revision before stays in force.
 
@@ -84,11 +84,8 @@ class NodeBudgets:
     clamps: tuple[Clamp, ...] = ()
     not_applied: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
-
-    @property
-    def read_only(self) -> bool:
-        """Whether a drive takes no writes."""
-        return any(c.reason is Reason.VolumeReadOnly for c in self.clamps)
+    unwell: tuple[str, ...] = ()
+    """Volumes that take no writes or are full, each with how it is."""
 
     def differs(self, other: NodeBudgets, percent: int) -> bool:
         """Whether any tier differs by more than ``percent`` of the larger, or any volume at all.
@@ -97,7 +94,7 @@ class NodeBudgets:
             return True
         if (self.not_applied, self.notes) != (other.not_applied, other.notes):
             return True  # status has something else to say
-        if self.read_only != other.read_only:
+        if self.unwell != other.unwell:
             return True  # news, however little the tier is smaller by it
         pairs = ((self.l0, other.l0), (self.l1, other.l1), (self.l2, other.l2))
         return any(abs(a - b) * 100 > max(a, b) * percent for a, b in pairs)
@@ -136,7 +133,7 @@ def plan(spec: RevisionSpec, facts: Facts) -> NodeBudgets:
         )
     if l1 < l1_wanted:
         clamps.append(Clamp("dram", l1_wanted, l1, what, why))
-    l2, volumes, reserve, l2_clamp = _nvme(spec, facts)
+    l2, volumes, reserve, l2_clamp, unwell = _nvme(spec, facts)
     if l2_clamp is not None:
         clamps.append(l2_clamp)
     not_applied = NOT_OBEYED_IN_ENGINE_SHAPE if facts.shape == "engine" else ()
@@ -160,6 +157,7 @@ def plan(spec: RevisionSpec, facts: Facts) -> NodeBudgets:
         clamps=tuple(clamps),
         not_applied=not_applied,
         notes=notes,
+        unwell=unwell,
     )
 
 
@@ -194,10 +192,12 @@ def _room(facts: Facts) -> tuple[int, str, Reason]:
     return room, what, why
 
 
-def _nvme(spec: RevisionSpec, facts: Facts) -> tuple[int, tuple[str, ...], int, Clamp | None]:
+def _nvme(
+    spec: RevisionSpec, facts: Facts
+) -> tuple[int, tuple[str, ...], int, Clamp | None, tuple[str, ...]]:
     nvme = spec.tiers.nvme
     if nvme is None:
-        return 0, (), 0, None
+        return 0, (), 0, None, ()
     for name in nvme.volumes:
         if name in facts.broken:
             raise NotApplicableError(
@@ -215,17 +215,29 @@ def _nvme(spec: RevisionSpec, facts: Facts) -> tuple[int, tuple[str, ...], int, 
             )
     room, why = 0, Reason.VolumeFull
     limit = f"above the reserve of {nvme.reserve_percent} %"
+    failing: list[str] = []
+    full: list[str] = []
     for name in nvme.volumes:
         volume = facts.volumes[name]
         if volume.read_only:
             # What lies there is still read, so the tier does not shrink below it.
             room += volume.held
-            why, limit = Reason.VolumeReadOnly, f"volume {name} being read-only"
+            why = Reason.VolumeReadOnly
+            failing.append(f"volume {name} being read-only")
             continue
+        if volume.failing:
+            why = Reason.VolumeUnusable
+            failing.append(f"volume {name} failing: {volume.failing}")
+            if volume.lost:
+                continue
         reserve = volume.total * nvme.reserve_percent // 100
+        if volume.full and not volume.failing:
+            full.append(f"volume {name} is full")
         room += max(0, volume.available + volume.held - reserve)
     wanted = nvme.size.bytes
     given = min(wanted, room)
-    limit = f"the volumes have {human(room)}, {limit}"
-    clamp = Clamp("nvme", wanted, given, limit, why) if given < wanted else None
-    return given, tuple(nvme.volumes), nvme.reserve_percent, clamp
+    said = ", ".join([*(failing or [limit]), *full])
+    limit = f"the volumes have {human(room)}, {said}"
+    # A drive that fails is said even where the others have room enough.
+    clamp = Clamp("nvme", wanted, given, limit, why) if given < wanted or failing else None
+    return given, tuple(nvme.volumes), nvme.reserve_percent, clamp, (*failing, *full)

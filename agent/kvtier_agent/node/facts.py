@@ -60,12 +60,17 @@ class Device:
 @dataclass(frozen=True, slots=True)
 class VolumeFacts:
     """One mapped volume's filesystem. ``held``: bytes that kvtier's own files already take.
-    ``read_only``: nothing can be written now, as after an error of the drive."""
+    ``read_only``: nothing can be written now, as after an error of the drive. ``failing``: what
+    the last write failed with, empty where none did; ``lost``: they go on failing, and nothing
+    that lies there counts until it is time to try again. ``full``: the last write found no room."""
 
     total: int
     available: int
     held: int = 0
     read_only: bool = False
+    failing: str = ""
+    lost: bool = False
+    full: bool = False
 
 
 @dataclass(frozen=True, slots=True)

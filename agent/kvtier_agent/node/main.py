@@ -25,6 +25,7 @@ import os
 import signal
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -262,10 +263,18 @@ class Agent:
                 # Pages lie in <mount>/kvtier/<domain>/.
                 ours = volume.path / "kvtier"
                 held = sum(held_bytes(ours / d.name) for d in settings.domain)
-                volumes[volume.name] = facts.volume_facts(
-                    volume.path,
-                    held,
-                    refuses=any(core.refuses_writes(volume.name) for core in self._cores.values()),
+                found = [core.trouble(volume.name) for core in self._cores.values()]
+                troubles = [trouble for trouble in found if trouble is not None]
+                failing = [t for t in troubles if t.reason == "VolumeUnusable"]
+                volumes[volume.name] = replace(
+                    facts.volume_facts(
+                        volume.path,
+                        held,
+                        refuses=any(t.reason == "VolumeReadOnly" for t in troubles),
+                    ),
+                    failing=failing[0].message if failing else "",
+                    lost=any(t.lost and t.until > time.monotonic() for t in failing),
+                    full=any(t.reason == "VolumeFull" for t in troubles),
                 )
             except OSError as e:
                 broken[volume.name] = f"{volume.path}: {e.strerror}"

@@ -19,7 +19,12 @@ from kvtier_agent.server.lifelines import Lifelines
 from kvtier_agent.server.rundir import RunDir
 from kvtier_agent.server.sessions import Session, Sessions
 from kvtier_agent.server.settings import ServerSettings, TrustDomain
-from kvtier_agent.server.snapshot import DomainSnapshot, merged_counters, statistics
+from kvtier_agent.server.snapshot import (
+    DomainSnapshot,
+    VolumeFigures,
+    merged_counters,
+    statistics,
+)
 from kvtier_agent.server.tracing import Tracing
 
 _POLLIN = int(zmq.POLLIN)
@@ -167,6 +172,7 @@ class Channel:
             refused_lifelines=self.lifelines.refused,
             ended_connections=self.connections["ended"],
             failed_handshakes=self.connections["failed"],
+            volumes=tuple(VolumeFigures(*figures) for figures in self.core.volumes()),
             restart=self.core.memory.restart.say(),
         )
 

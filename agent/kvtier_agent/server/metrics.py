@@ -59,6 +59,7 @@ _COUNTERS = (
     ("kv_expired_reservations", "Half-written puts taken back", "expired_reservations"),
     ("kv_clients_gone", "Clients that ended, in good order or not", "clients_gone"),
 )  # fmt: skip
+_TROUBLES = ("VolumeFull", "VolumeReadOnly", "VolumeUnusable")
 _REFUSALS = ("value", "space", "busy", "closed")
 
 
@@ -81,6 +82,7 @@ class AgentCollector:
         yield from self._contract(domains)
         yield from self._tiers(domains)
         yield from self._counters(domains)
+        yield from self._volumes(domains)
         yield from self._gauges(domains)
         posted = GaugeMetricFamily("kv_posted_calls", "Calls that wait for the cache thread")
         posted.add_metric([], snapshot.posted_calls)
@@ -199,6 +201,24 @@ class AgentCollector:
             for domain in domains:
                 family.add_metric([domain.name], getattr(domain, attribute))
             yield family
+
+    def _volumes(self, domains: list[DomainSnapshot]) -> Iterable[Metric]:
+        used = GaugeMetricFamily(
+            "kv_volume_used_bytes", "Bytes of segments on the volume", labels=["domain", "volume"]
+        )
+        trouble = GaugeMetricFamily(
+            "kv_volume_trouble", "1: the volume takes no writes, for this reason",
+            labels=["domain", "volume", "reason"],
+        )  # fmt: skip
+        for domain in domains:
+            for volume in domain.volumes:
+                used.add_metric([domain.name, volume.name], volume.used_bytes)
+                for reason in _TROUBLES:
+                    trouble.add_metric(
+                        [domain.name, volume.name, reason], int(volume.trouble == reason)
+                    )
+        yield used
+        yield trouble
 
     def _gauges(self, domains: list[DomainSnapshot]) -> Iterable[Metric]:
         gauges: tuple[tuple[str, str, Callable[[DomainSnapshot], Any]], ...] = (

@@ -17,6 +17,16 @@ from kvtier_agent.server.accounting import Tally
 from kvtier_agent.server.latency import Latency
 
 
+@dataclass(frozen=True, slots=True)
+class VolumeFigures:
+    """One volume of a domain. ``used_bytes``: of segments; ``trouble``: the reason why it takes no
+    writes (``VolumeFull``, ``VolumeReadOnly``, ``VolumeUnusable``), empty where it does."""
+
+    name: str
+    used_bytes: int
+    trouble: str
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class DomainSnapshot:
     """One trust domain. ``latency`` is keyed by (source layer, target layer)."""
@@ -37,6 +47,7 @@ class DomainSnapshot:
     refused_lifelines: int
     ended_connections: int
     failed_handshakes: int
+    volumes: tuple[VolumeFigures, ...] = ()
     restart: str = ""
     """What was taken over from the process before, for people; empty where nothing was there."""
 

@@ -44,6 +44,7 @@ from kvtier_agent.storage.settings import (
 )
 from kvtier_agent.storage.shared_memory import SharedMemory
 from kvtier_agent.storage.volume import Volume, VolumeError
+from kvtier_agent.storage.volume_health import Trouble
 
 __all__ = ["ArenaInfo", "Core", "CoreError", "CoreSettings", "Layout"]
 
@@ -289,6 +290,10 @@ class Core:
             tickets += self.cache.move_done(now, move, outcome)
             if move.kind in (MoveKind.PUNCH_L0, MoveKind.PUNCH_L1):
                 self._regrow()
+        if self._l2 is not None:
+            lost = self._l2.give_up_lost()
+            if lost:
+                self.cache.lose_segments(now, lost)
         return tickets
 
     def _regrow(self) -> None:
@@ -302,11 +307,18 @@ class Core:
         """The arena of L1."""
         return self._l1
 
-    def refuses_writes(self, volume: str) -> bool:
-        """Was the last write to this volume refused because its file system is read-only? Any
-        thread."""
+    def trouble(self, volume: str) -> Trouble | None:
+        """Why a volume takes no writes; None: it does, or is not in use. Any thread."""
         held = self.nvme.volumes.get(volume)
-        return held is not None and held.read_only
+        return None if held is None else held.health.trouble
+
+    def volumes(self) -> list[tuple[str, int, str]]:
+        """Name, bytes of segments, and why it takes no writes (or empty), of each volume in use."""
+        if self._l2 is None:
+            return []
+        held = self._l2.held_bytes()
+        troubles = [(volume.name, volume.health.trouble) for volume in self._l2.volumes]
+        return [(name, held.get(name, 0), t.reason if t else "") for name, t in troubles]
 
     def movers_alive(self) -> bool:
         """Do all mover threads run? For health."""

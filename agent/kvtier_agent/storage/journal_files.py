@@ -84,6 +84,10 @@ class JournalSettings:
         return checkpoint * (200 + 3 * self.log_percent) // 100 + volumes * each
 
 
+class JournalFullError(OSError):
+    """What is set aside of the tier for its journals is used up: no volume's fault."""
+
+
 class Space:
     """Bytes that the journals of one L2 take together, and may take. Thread-safe."""
 
@@ -170,7 +174,7 @@ class GrowingFile:
             if self.space.take(more):
                 break
         else:
-            raise OSError(errno.ENOSPC, "the journal's part of the tier is full")
+            raise JournalFullError(errno.ENOSPC, "the journal's part of the tier is full")
         self.taken += more
         try:
             self.io.allocate(self.fd, self.laid, more)

@@ -2,7 +2,7 @@
 
 The cache hands out slot numbers, and with each the use of its segment that is meant (its *epoch*)
 and how many slots that use has. A slot number is (segment, slot in segment); a segment is one file
-on one volume, made when its first slot is written, on the volume that holds the least. It stays
+on one volume (`placement` says which), made when its first slot is written. It stays
 there until it is given back: the first write of a later epoch begins it anew, in the same blocks,
 after the journal was told that all it held is void. So this module decides only where segments lie
 and whether a write may happen:
@@ -23,12 +23,12 @@ import contextlib
 import errno
 import mmap
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 
 import numpy as np
 from numpy.typing import NDArray
 
-from kvtier_agent.cache.arena import runs
 from kvtier_agent.cache.geometry import Geometry
 from kvtier_agent.cache.moves import MoveStatus
 from kvtier_agent.cache.segment_sizes import slots_per_segment, slots_within
@@ -39,13 +39,13 @@ from kvtier_agent.storage.journal import Journal
 from kvtier_agent.storage.journal_files import JournalSettings
 from kvtier_agent.storage.journal_format import Identity
 from kvtier_agent.storage.journals import Journals
+from kvtier_agent.storage.placement import Placement
 from kvtier_agent.storage.segment import (
     HEADER_BYTES,
     HeaderBlock,
     PageStamp,
     Segment,
     SegmentGoneError,
-    segment_name,
 )
 from kvtier_agent.storage.volume import Volume
 
@@ -70,7 +70,9 @@ class L2:
         *,
         io: FileIO | None = None,
         journal: JournalSettings | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """`clock`: seconds, monotonic; by it volumes that refused rest."""
         self.geometry = geometry
         self.slot_bytes = geometry.slot_bytes
         self.stride = HEADER_BYTES + geometry.slot_bytes
@@ -89,6 +91,7 @@ class L2:
         self.sequence = 1
         identity = Identity(geometry.fingerprint, self.per_segment, self.stride)
         self.journals = Journals(identity, self.io, journal)
+        self.placement = Placement(self, clock)
 
     # -- limits -----------------------------------------------------------------------------
 
@@ -146,7 +149,15 @@ class L2:
         for where, number, first in self._groups(slots, status == MoveStatus.OK):
             try:
                 use = None if uses is None else (int(uses[0][where[0]]), int(uses[1][where[0]]))
-                segment = self._room_for(number, first, len(where), use)
+                with self.lock:
+                    before = self.segment_bytes
+                    segment = self.placement.room_for(number, first, len(where), use)
+                    grew = self.segment_bytes > before
+            except OSError as error:
+                status[where] = _status_of(error)
+                errors.append(f"write: {error.strerror or error}")
+                continue
+            try:
                 headers.seal(int(where[0]), len(where), segment.use[1])
                 payload = [arena[row] for row in rows[where].tolist()]
                 # A slice, not `[where]`: a copy would not be page aligned.
@@ -155,9 +166,9 @@ class L2:
                 if self.durability == "sync":
                     self._make_last(segment)
                 self._record(number, slots[where], stamp.some(where), sequence + int(where[0]))
-                self._note(number, read_only=False)
+                self._took(number, grew)
             except OSError as error:
-                self._note(number, read_only=error.errno == errno.EROFS)
+                self._refused(number, error)
                 status[where] = _status_of(error)
                 errors.append(f"write: {error.strerror or error}")
         return status, errors[0] if errors else ""
@@ -169,11 +180,17 @@ class L2:
             raise SegmentGoneError(errno.ENOENT, "the segment is gone")
         self.journals.stored(held[1], slots, stamp, sequence)
 
-    def _note(self, number: int, *, read_only: bool) -> None:
-        """Whether the volume of a segment takes writes."""
+    def _took(self, number: int, grew: bool) -> None:
+        """A write to a segment succeeded; did it get new blocks for it?"""
         held = self.segments.get(number)
         if held is not None:
-            held[1].read_only = read_only
+            self.placement.took(held[1], grew=grew)
+
+    def _refused(self, number: int, error: OSError) -> None:
+        """A segment on some volume could not be written to."""
+        held = self.segments.get(number)
+        if held is not None:
+            self.placement.refused(held[1], error, placing=False)
 
     def _make_last(self, segment: Segment) -> None:
         """The pages to the device and, the first time, the file's name too."""
@@ -181,85 +198,6 @@ class L2:
         if not segment.named:
             self.io.flush_folder(segment.path.parent)
             segment.named = True
-
-    def _room_for(
-        self, number: int, first: int, count: int, use: tuple[int, int] | None
-    ) -> Segment:
-        """The segment in its use (epoch, size), with blocks for these slots, inside cap and
-        reserve. Raises OSError."""
-        with self.lock:
-            segment, volume = self._segment(number, use)
-            missing = first + np.flatnonzero(~segment.laid[first : first + count])
-            # All of the segment at once if it fits, else just these slots.
-            rest = np.flatnonzero(~segment.laid[: self._size(number, use)])
-            whole = np.union1d(rest, missing)
-            allocated = self.segment_bytes
-            for wanted in (whole, missing) if missing.size else (missing,):
-                new = int(wanted.size) * self.stride
-                fits = allocated + new <= self.segment_cap_bytes
-                # Blocks that are there already are written again without taking from the reserve.
-                if fits and (not new or volume.keeps_reserve(new, self.reserve_percent)):
-                    for start, length in runs(wanted.astype(np.uint32)):
-                        segment.lay_out(start, length)
-                    if self.segment_bytes <= self.segment_cap_bytes:
-                        return segment
-                    # The file system's own blocks reach the cap: all goes back.
-                    for start, length in runs(wanted.astype(np.uint32)):
-                        segment.punch(start, length)
-            if not segment.allocated:
-                self.drop_segment(number)
-            raise OSError(errno.ENOSPC, "the cap or the reserve of the volume is reached")
-
-    def _size(self, number: int, use: tuple[int, int] | None) -> int:
-        """Slots of a segment that may be laid out ahead."""
-        if use is not None:
-            return use[1]
-        return max(0, min(self.per_segment, self.limit_slots - number * self.per_segment))
-
-    def _begin(self, segment: Segment, volume: Volume, use: tuple[int, int] | None) -> None:
-        """Begin a segment anew if this is a later use of it: what it held is void from now on.
-        Blocks past its new size go back. Raises OSError, and then nothing has changed."""
-        epoch = segment.use[0]
-        if use is None or use[0] == epoch:
-            return
-        if use[0] < epoch:
-            raise SegmentGoneError(errno.ENOENT, "that use of the segment is over")
-        segment.use = (use[0], self.journals.begin(volume, segment.number))
-        beyond = use[1] + np.flatnonzero(segment.laid[use[1] :])
-        for start, length in runs(beyond.astype(np.uint32)):
-            segment.punch(start, length)
-
-    def _segment(self, number: int, use: tuple[int, int] | None) -> tuple[Segment, Volume]:
-        """The segment in its use (epoch, size), made or begun anew if need be. Raises OSError."""
-        held = self.segments.get(number)
-        if held is not None:
-            self._begin(*held, use)
-        if held is None:
-            used = dict.fromkeys((v.name for v in self.volumes), 0)
-            for segment, volume in list(self.segments.values()):
-                used[volume.name] = used.get(volume.name, 0) + segment.allocated
-            if not self.volumes:
-                raise OSError(errno.ENOSPC, "no volume")
-            volume = min(self.volumes, key=lambda v: used[v.name])
-            path = volume.folder / segment_name(number)
-            try:
-                segment = Segment(
-                    path, number, self.per_segment, self.slot_bytes, self.io, create=True
-                )
-            except OSError as error:
-                volume.read_only = error.errno == errno.EROFS
-                raise
-            held = self.segments[number] = (segment, volume)
-            if volume not in self.volumes:  # withdrawn in this very moment
-                self.drop_segment(number)
-                raise SegmentGoneError(errno.ENOENT, "the volume is gone")
-            try:
-                segment.use = (use[0] if use else 0, self.journals.begin(volume, number))
-            except OSError as error:
-                volume.read_only = error.errno == errno.EROFS
-                self.drop_segment(number)
-                raise
-        return held
 
     # -- reading ----------------------------------------------------------------------------
 
@@ -370,7 +308,7 @@ class L2:
             try:
                 if held is not None and uses is not None:
                     with self.lock:
-                        self._begin(*held, (int(uses[0][i]), int(uses[1][i])))
+                        self.placement.begin(*held, (int(uses[0][i]), int(uses[1][i])))
                 if held is None or not held[0].laid[first]:
                     status[i] = MoveStatus.OK  # nothing is there: it will be laid out anew
                     continue
@@ -388,6 +326,26 @@ class L2:
                 pass
         return status
 
+    def give_up_lost(self) -> set[int]:
+        """Volumes that go on failing stay in the tier, to be tried again, without their segments.
+        Numbers of the segments lost. On the cache thread, as `withdraw`."""
+        lost: set[int] = set()
+        for volume in self.volumes:
+            trouble = volume.health.trouble
+            if trouble is not None and trouble.lost:
+                lost |= {n for n, held in list(self.segments.items()) if held[1] is volume}
+        segments = [held[0] for n in lost if (held := self.segments.pop(n, None)) is not None]
+        if segments:
+            _in_background(segments, [])
+        return lost
+
+    def held_bytes(self) -> dict[str, int]:
+        """Bytes of blocks that the segments on each volume take, by its name. Any thread."""
+        held = {volume.name: 0 for volume in self.volumes}
+        for segment, volume in list(self.segments.values()):
+            held[volume.name] = held.get(volume.name, 0) + segment.allocated
+        return held
+
     def withdraw(self, names: set[str]) -> set[int]:
         """Volumes leave: their segments are removed. Numbers of the segments lost.
 
@@ -398,11 +356,7 @@ class L2:
         segments = [held[0] for n in lost if (held := self.segments.pop(n, None)) is not None]
         journals = self.journals.withdraw(names)
         if segments or journals:
-            remover = threading.Thread(
-                target=_remove, args=(segments, journals), name="volume-leaves", daemon=True
-            )
-            remover.start()
-            remover.join(PATIENCE_SECONDS)
+            _in_background(segments, journals)
         return lost
 
     def add(self, volume: Volume) -> None:
@@ -447,6 +401,14 @@ class L2:
         held = self.segments.pop(number, None)
         if held is not None:
             held[0].remove()
+
+
+def _in_background(segments: list[Segment], journals: list[Journal]) -> None:
+    remover = threading.Thread(
+        target=_remove, args=(segments, journals), name="volume-leaves", daemon=True
+    )
+    remover.start()
+    remover.join(PATIENCE_SECONDS)
 
 
 def _remove(segments: list[Segment], journals: list[Journal]) -> None:

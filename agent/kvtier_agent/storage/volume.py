@@ -17,6 +17,7 @@ import stat
 from pathlib import Path
 
 from kvtier_agent.storage.fileio import FileIO
+from kvtier_agent.storage.volume_health import VolumeHealth
 
 LOCK_NAME = "lock"
 
@@ -89,8 +90,7 @@ class Volume:
     ) -> None:
         """Checks the mount, makes the folder and locks it. Raises VolumeError."""
         self.name = name
-        self.read_only = False
-        """The last write was refused with EROFS: an error of the drive may have done that."""
+        self.health = VolumeHealth(name)
         self.io = io or FileIO()
         check_mount(name, mount, allow_root_filesystem=allow_root_filesystem)
         self.folder = mount / "kvtier" / domain
@@ -114,6 +114,12 @@ class Volume:
                 " this agent a volume of its own",
                 "VolumeInUse",
             ) from None
+
+    @property
+    def read_only(self) -> bool:
+        """The last write was refused with EROFS: an error of the drive may have done that."""
+        trouble = self.health.trouble
+        return trouble is not None and trouble.reason == "VolumeReadOnly"
 
     def keeps_reserve(self, new_bytes: int, reserve_percent: int) -> bool:
         """Would `reserve_percent` of the file system still be free after `new_bytes` more?"""

@@ -195,3 +195,34 @@ def test_never_more_than_there_is(
         assert budgets.l0 <= device
     asked = int(l0) + int(l1)
     assert (budgets.l0 + budgets.l1 < asked) == bool(budgets.clamps)
+
+
+def test_a_drive_that_fails_is_named_and_counts_for_nothing_once_it_is_lost(
+    revision: Make, facts: Make
+) -> None:
+    spec = revision(
+        tiers={"nvme": {"size": "100Gi", "volumes": ["data0", "data1"], "reservePercent": 0}}
+    )
+    well = VolumeFacts(total=80 * GI, available=80 * GI)
+    before = plan(spec, facts(volumes={"data0": well, "data1": well}))
+    assert (before.l2, before.clamps) == (100 * GI, ())
+    failing = replace(well, failing="Input/output error")
+    after = plan(spec, facts(volumes={"data0": failing, "data1": well}))
+    assert after.l2 == 100 * GI
+    assert after.clamps[0].reason is Reason.VolumeUnusable
+    assert "volume data0 failing: Input/output error" in str(after.clamps[0])
+    assert after.differs(before, 5), "it is said though no size has changed"
+    lost = plan(spec, facts(volumes={"data0": replace(failing, lost=True), "data1": well}))
+    assert lost.l2 == 80 * GI
+
+
+def test_a_full_volume_is_named_where_the_tier_is_smaller_by_it(
+    revision: Make, facts: Make
+) -> None:
+    spec = revision(
+        tiers={"nvme": {"size": "100Gi", "volumes": ["data0", "data1"], "reservePercent": 0}}
+    )
+    full = VolumeFacts(total=80 * GI, available=0, full=True)
+    budgets = plan(spec, facts(volumes={"data0": full, "data1": replace(full, full=False)}))
+    assert budgets.clamps[0].reason is Reason.VolumeFull
+    assert "volume data0 is full" in str(budgets.clamps[0])

@@ -140,7 +140,7 @@ def test_the_reserve_holds_before_the_write(make_l2):
 
 def test_no_space_while_laying_out_is_an_outcome(make_l2):
     one = make_l2()
-    one.io.allocations = [errno.ENOSPC]
+    one.io.allocations = [errno.ENOSPC] * 2  # for all of the segment, for the slot
     assert one.write([0])[0].tolist() == [MoveStatus.NO_SPACE]
     assert (one.write([0])[0] == OK).all()
 

@@ -1,0 +1,102 @@
+"""Whether a volume takes writes. One that refused rests, and is tried again ever more slowly.
+
+    VolumeFull       the file system is full, or its reserve is reached
+    VolumeReadOnly   EROFS: an error of the drive may have done that
+    VolumeUnusable   any other error: EIO, a folder that is gone
+
+What a volume refuses is no failure of the tier while another one takes it (`placement`). Time is
+an argument, in seconds on one monotonic clock.
+"""
+
+from __future__ import annotations
+
+import errno
+from dataclasses import dataclass
+
+import structlog
+
+FIRST_REST_SECONDS = 1.0
+LONGEST_REST_SECONDS = 60.0
+LASTING = 3
+"""Refusals in a row from which a drive is believed to be lost."""
+
+_OWN_LIMITS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
+"""Errors that say nothing about the drive."""
+
+log = structlog.get_logger("kvtier.storage.volume")
+
+
+@dataclass(frozen=True, slots=True)
+class Trouble:
+    """`reason`: as above. `message`: what the system said. `times`: refusals in a row; `until`:
+    when it is tried again, `rest` seconds after the last of them. `placing`: it was no write to
+    blocks that were there that failed, so none that succeeds says anything."""
+
+    reason: str
+    message: str
+    times: int
+    until: float
+    rest: float
+    placing: bool
+
+    @property
+    def failing(self) -> bool:
+        """Is the drive broken rather than full?"""
+        return self.reason != "VolumeFull"
+
+    @property
+    def lost(self) -> bool:
+        """Has it failed so often that what lies there is given up?"""
+        return self.reason == "VolumeUnusable" and self.times >= LASTING
+
+
+class VolumeHealth:
+    """Of one volume. Any thread: `trouble` (None: it takes writes) is replaced as a whole."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.trouble: Trouble | None = None
+
+    def rests(self, now: float) -> bool:
+        """Is it not to be tried now?"""
+        trouble = self.trouble
+        return trouble is not None and now < trouble.until
+
+    def due(self, now: float) -> bool:
+        """Is it a drive that failed and may be tried again?"""
+        trouble = self.trouble
+        return trouble is not None and trouble.failing and now >= trouble.until
+
+    def refused(self, now: float, error: OSError, *, placing: bool) -> None:
+        """A write, or what comes before it, failed. Said in the log when that is news; refusals
+        while it rests, by writes that were under way, count once."""
+        if error.errno in _OWN_LIMITS:
+            return
+        reason = {errno.EROFS: "VolumeReadOnly"}.get(error.errno or 0, "VolumeUnusable")
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            reason = "VolumeFull"
+        before = self.trouble
+        again = before is not None and before.reason == reason
+        if before is not None and again and now < before.until:
+            return
+        rest, times = FIRST_REST_SECONDS, 1
+        if before is not None and again:
+            rest, times = min(2 * before.rest, LONGEST_REST_SECONDS), before.times + 1
+        message = error.strerror or str(error)
+        self.trouble = now_so = Trouble(reason, message, times, now + rest, rest, placing)
+        if not again:
+            log.warning(
+                "a volume takes no writes; others of the tier are used, and it is tried again",
+                volume=self.name, reason=reason, error=message,
+            )  # fmt: skip
+        elif now_so.lost and times == LASTING:
+            log.error(
+                "a volume goes on failing; what lies there is given up",
+                volume=self.name, error=message,
+            )  # fmt: skip
+
+    def took(self) -> None:
+        """A write that proves that all is well succeeded."""
+        if self.trouble is not None:
+            log.info("a volume takes writes again", volume=self.name)
+            self.trouble = None
