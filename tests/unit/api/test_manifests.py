@@ -31,6 +31,8 @@ def test_documents_and_their_lines() -> None:
         (b"ok: 1\nbad: \xff\n", 2, "is not UTF-8"),
         (b"ok: 1\nbad: \x07\n", 2, "control character"),
         (b"? [a]\n: 1\n", 1, "a key must be plain text"),
+        (b"a: 1\nnull: 1\n", 2, "a key must be plain text: put it into quotes"),
+        (b"a: 1\n~: 1\n", 2, "a key must be plain text: put it into quotes"),
         (b"a: &x [*x]\n", 1, "nested deeper"),
         (b"[" * 5000, 1, "nested deeper"),
         (b"- *nowhere\n", 1, "is not YAML"),
