@@ -2,7 +2,8 @@
 
 ``agentSettings`` and ``operatorSettings`` under ``definitions`` are written from the settings
 classes, so that helm refuses a setting that no program has, or a value out of its bounds. The rest
-of the schema is written by hand and stays as it is.
+of the schema is written by hand and stays as it is. A schema cannot compare sizes such as ``64Gi``:
+their bounds lie in ``files/sizes.json``, which the chart's templates read.
 """
 
 from __future__ import annotations
@@ -14,11 +15,14 @@ from pathlib import Path
 from typing import Any, Final
 
 from kvtier_agent.settings import AgentSettings
+from kvtier_api.quantity import format_size
 from kvtier_operator.settings import OperatorSettings
 from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings
 
-PATH: Final = Path(__file__).resolve().parent.parent / "charts/kvtier/values.schema.json"
+CHART: Final = Path(__file__).resolve().parent.parent / "charts/kvtier"
+PATH: Final = CHART / "values.schema.json"
+SIZES: Final = CHART / "files/sizes.json"
 Schema = dict[str, Any]
 
 #: Settings that the chart makes from values of its own. The schema lets them through, and the
@@ -61,16 +65,39 @@ def definition(settings: type[BaseSettings]) -> Schema:
     }
 
 
-def _value(field: FieldInfo) -> Schema:
-    extra = field.json_schema_extra if isinstance(field.json_schema_extra, dict) else {}
-    bounds = {
+def sizes() -> str:
+    """Bounds of every setting that is a size, in bytes and as people write them, as JSON."""
+    found = {
+        name.removesuffix("Settings"): {
+            setting: {
+                word: {"bytes": value, "text": format_size(value)}
+                for word, value in _bounds(field).items()
+            }
+            for setting, field in settings.model_fields.items()
+            if _is_size(field)
+        }
+        for name, settings in DEFINITIONS.items()
+    }
+    return json.dumps(found, indent=2) + "\n"
+
+
+def _bounds(field: FieldInfo) -> dict[str, Any]:
+    return {
         word: getattr(bound, attribute)
         for bound in field.metadata
         for attribute, word in _BOUNDS.items()
         if getattr(bound, attribute, None) is not None
     }
-    if str(extra.get("unit", "")).startswith("quantity"):
-        # A size as text has its bounds in the program, which refuses it in a line when it starts.
+
+
+def _is_size(field: FieldInfo) -> bool:
+    extra = field.json_schema_extra if isinstance(field.json_schema_extra, dict) else {}
+    return str(extra.get("unit", "")).startswith("quantity")
+
+
+def _value(field: FieldInfo) -> Schema:
+    bounds = _bounds(field)
+    if _is_size(field):
         return {"anyOf": [{"type": "integer", **bounds}, {"type": "string", "pattern": _QUANTITY}]}
     if typing.get_origin(field.annotation) is typing.Literal:
         return {"enum": list(typing.get_args(field.annotation))}
@@ -81,10 +108,11 @@ def _value(field: FieldInfo) -> Schema:
 
 
 def is_current() -> bool:
-    """Whether the committed schema is that of the settings classes."""
+    """Whether what is committed is that of the settings classes."""
     current = PATH.read_text(encoding="utf-8")
-    return current == text(current)
+    return current == text(current) and SIZES.exists() and SIZES.read_text() == sizes()
 
 
 def write() -> None:
     PATH.write_text(text(PATH.read_text(encoding="utf-8")), encoding="utf-8")
+    SIZES.write_text(sizes(), encoding="utf-8")

@@ -7,6 +7,7 @@
 {{- include "kvtier.check.memory" . -}}
 {{- include "kvtier.check.folders" . -}}
 {{- include "kvtier.check.mounts" . -}}
+{{- include "kvtier.check.sizes" . -}}
 {{- $hit := .Values.prometheusRule.l0HitRate -}}
 {{- if ge (float64 $hit.criticalPercent) (float64 $hit.warningPercent) -}}
 {{- fail (printf "prometheusRule.l0HitRate: criticalPercent %v must be below warningPercent %v" $hit.criticalPercent $hit.warningPercent) -}}
@@ -55,6 +56,24 @@
 {{- $mebibytes := mul (regexFind "^[0-9]+" $memory | int64) (get $unit (regexFind "[A-Z]i$" $memory)) -}}
 {{- if le (int64 $mebibytes) 2048 -}}
 {{- fail (printf "agent.memory: %s is too little; write more than 2Gi, which the agent keeps for itself, for example 2Gi and the DRAM tier's size" $memory) -}}
+{{- end -}}
+{{- end -}}
+
+{{- /* Settings that are sizes, as text; the schema has the bounds of all others. */ -}}
+{{- define "kvtier.check.sizes" -}}
+{{- $root := . -}}
+{{- $unit := dict "" 1 "k" 1e3 "M" 1e6 "G" 1e9 "T" 1e12 "P" 1e15 "Ki" 1024 "Mi" 1048576 "Gi" 1073741824 "Ti" 1099511627776 "Pi" 1125899906842624 -}}
+{{- range $program, $sizes := .Files.Get "files/sizes.json" | fromJson -}}
+{{- $settings := default dict (index $root.Values $program).settings -}}
+{{- range $name, $bounds := $sizes -}}
+{{- $size := get $settings $name -}}
+{{- if and (kindIs "string" $size) $size -}}
+{{- $bytes := mulf (regexFind "^[0-9.]+" $size | float64) (get $unit (regexFind "[A-Za-z]*$" $size) | float64) -}}
+{{- if or (lt $bytes (float64 $bounds.minimum.bytes)) (gt $bytes (float64 $bounds.maximum.bytes)) -}}
+{{- fail (printf "%s.settings.%s: write a size from %s to %s, not %s" $program $name $bounds.minimum.text $bounds.maximum.text $size) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
 {{- end -}}
 {{- end -}}
 

@@ -10,6 +10,7 @@ import pytest
 from kvtier_agent.settings import AgentSettings
 from kvtier_operator.settings import OperatorSettings
 
+SIZES = {"1.5Gi": 3 << 29, "64Mi": 64 << 20, "1Pi": 1 << 50}
 PROGRAMS = {"agent": AgentSettings, "operator": OperatorSettings}
 
 
@@ -31,6 +32,14 @@ def test_the_committed_schema_is_that_of_the_settings_classes() -> None:
         ({"agent": {"settings": {"allow_root_filesystem": "yes"}}}, "allow_root_filesystem"),
         ({"agent": {"settings": {"write_queue": "lots"}}}, "write_queue"),
         ({"agent": {"settings": {"write_queue": 1}}}, "write_queue"),
+        (
+            {"agent": {"settings": {"write_queue": "1023Ki"}}},
+            "agent.settings.write_queue: write a size from 1Mi to 64Gi, not 1023Ki",
+        ),
+        (
+            {"agent": {"settings": {"memory_headroom": "1.5Ti"}}},
+            "agent.settings.memory_headroom: write a size from 64Mi to 1Ti, not 1.5Ti",
+        ),
     ],
 )
 def test_a_setting_that_no_program_would_take_is_refused_by_name(
@@ -48,6 +57,8 @@ def test_settings_within_bounds_reach_the_programs(
             "lease_seconds": 1.5,
             "write_queue": "1.5Gi",
             "compaction_rate": 0,
+            "memory_headroom": "64Mi",
+            "device_memory": "1Pi",
             "allow_root_filesystem": True,
             "memory_on_stop": "free",
         },
@@ -60,7 +71,7 @@ def test_settings_within_bounds_reach_the_programs(
             monkeypatch.setenv(entry["name"], entry.get("value", "node-a"))
         read = PROGRAMS[name]()
         for setting, value in given[name].items():
-            expected = 3 << 29 if value == "1.5Gi" else value
+            expected = SIZES.get(value, value)
             assert getattr(read, setting) == expected, setting
 
 
