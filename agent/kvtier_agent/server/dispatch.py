@@ -72,6 +72,8 @@ class Dispatcher:
         self._tracing = tracing
         self._version = version
         self._engine_left = float("-inf")
+        self._expected: Geometry | None = None
+        """Of the pages on the volumes, until the first engine has come."""
         self._parked: dict[int, tuple[Session, p.Load]] = {}
         self._said: dict[str, tuple[float, int]] = {}
         self._handlers: dict[type, Callable[[float, Session, Any, Frames], None]] = {
@@ -84,6 +86,13 @@ class Dispatcher:
             p.Stats: self._stats,
             p.Ping: self._ping,
         }
+
+    def expect(self, now: float, left: Geometry | None) -> None:
+        """The sockets open. The engines of an earlier agent get the same time to come back as
+        those that leave this one; ``left``: the geometry of its pages on the volumes, None where
+        there are none (in memory the cache knows)."""
+        self._engine_left = now
+        self._expected = left
 
     # -- in ----------------------------------------------------------------------------------------
 
@@ -186,6 +195,7 @@ class Dispatcher:
     def _register(self, now: float, hello: p.Hello) -> None:
         try:
             geometry = hello.geometry.geometry()
+            self._wait_for_the_expected(now, hello, geometry)
             answer = self._core.register(now, geometry)
         except GeometryError as error:
             raise _RefusedError(p.Code.GEOMETRY, str(error)) from None
@@ -194,6 +204,21 @@ class Dispatcher:
         if not answer.accepted:
             self._take_over(now, hello, geometry, answer.reason)
         self.geometry = self.geometry or geometry
+        self._expected = None
+
+    def _wait_for_the_expected(self, now: float, hello: p.Hello, geometry: Geometry) -> None:
+        """Refuses the engine of another model while pages on the volumes wait for theirs."""
+        expected = self._expected
+        if expected is None or expected == geometry or self._core.cache.shaped:
+            return
+        left = self._settings.geometry_grace_seconds - (now - self._engine_left)
+        if left > 0 or hello.probe:
+            raise _RefusedError(
+                p.Code.GEOMETRY,
+                f"the volumes hold pages of another model or layout ({expected.page_bytes} bytes,"
+                f" {expected.page_tokens} tokens a page), whose engines may come back; use another"
+                f" trust domain, or wait {max(1.0, left):.0f} s",
+            )
 
     def _take_over(self, now: float, hello: p.Hello, geometry: Geometry, reason: str) -> None:
         """Another model's engine: it gets the domain when those of the model before are gone."""

@@ -38,6 +38,7 @@ from kvtier_agent.server.rundir import RunDir
 from kvtier_agent.server.settings import ServerError, ServerSettings, TrustDomain
 from kvtier_agent.server.snapshot import ServerSnapshot
 from kvtier_agent.server.tracing import Tracing
+from kvtier_agent.storage.left_behind import geometry_left
 from kvtier_agent.supervise import Heart
 
 log = structlog.get_logger("kvtier.server")
@@ -223,6 +224,9 @@ class CacheLoop:
             self._watch, self._unwatch, self._clock, self._tracing, self._version,
         )  # fmt: skip
         domain.core.on_outcome = channel.observe
+        settings = domain.core.settings
+        left = geometry_left(settings.volumes.values(), settings.domain)
+        channel.dispatcher.expect(self._clock(), left)
         self._run_dir.show_table(domain.name, domain.core.settings.table_path)
         self._channels[domain.name] = channel
         self._poller.register(channel.socket, zmq.POLLIN)

@@ -94,6 +94,80 @@ def test_an_engine_that_comes_back_soon_finds_its_pages(
     assert again.lookup(keys).prefix == 1
 
 
+def left_on_nvme(start_agent: Make, connect: Make, until: Until) -> tuple[np.ndarray, Path]:
+    """An agent has stored pages, some of them on NVMe, and was killed. Their keys, its socket."""
+    process = start_agent()
+    client = connect(process.socket(), SMALL)
+    assert until(lambda: client.connected)
+    rng = np.random.default_rng(9)
+    chains = rng.integers(0, 256, (100, 8, 16), dtype=np.uint8)
+    for keys in chains:
+        client.put(keys, rng.integers(0, 256, (8, SMALL.page_bytes), dtype=np.uint8))
+        with client.load(keys, deadline_milliseconds=2000):
+            pass
+    on_nvme = [keys[0] for keys in chains if client.lookup(keys).tiers[0] == 2]
+    assert on_nvme
+    client.close()
+    process.kill()
+    return np.array(on_nvme), process.socket()
+
+
+def found(client: Client, keys: np.ndarray) -> int:
+    return sum(int(client.lookup(key.reshape(1, 16)).prefix) for key in keys)
+
+
+def test_pages_on_nvme_wait_for_their_engines_after_a_restart(
+    start_agent: Make, connect: Make, until: Until
+) -> None:
+    keys, socket = left_on_nvme(start_agent, connect, until)
+    process = start_agent()
+    said = refusal(socket, connect)
+    assert "the volumes hold pages of another model or layout (16384 bytes, 16 tokens" in said
+    assert "or wait " in said
+    probe = connect(socket, LARGE, probe=True)
+    assert not probe.connected
+    first = connect(socket, SMALL)
+    assert until(lambda: first.connected)
+    assert found(first, keys) > 0, "nothing was removed meanwhile"
+    assert "use another trust domain" in refusal(socket, connect)
+    assert process.stop() == 0
+
+
+def test_nobody_waits_for_engines_that_do_not_come_back(
+    start_agent: Make, connect: Make, until: Until
+) -> None:
+    keys, socket = left_on_nvme(start_agent, connect, until)
+    process = start_agent(server={"geometry_grace_seconds": 0.5})
+    second = connect(socket, LARGE)
+    assert until(lambda: second.connected), second.counters.last_error
+    assert fill(second, 200, 2, LARGE.page_bytes) > 0
+    second.close()
+    first = connect(socket, SMALL)
+    assert until(lambda: first.connected), first.counters.last_error
+    assert found(first, keys) == 0
+    assert process.stop() == 0
+
+
+def test_pages_in_memory_wait_for_their_engines_after_a_restart(
+    make_agent: Make, connect: Make, until: Until
+) -> None:
+    agent = make_agent(l2=0)
+    client = connect(agent.socket(), SMALL)
+    assert fill(client, 400, 1, SMALL.page_bytes) > 128, "more than L0 holds"
+    client.close()
+    agent.close()
+    again = make_agent(l2=0)
+    assert again.core.memory.restart.taken_over > 0
+    assert "its engines have left" in refusal(again.socket(), connect)
+    assert again.call(lambda: again.core.cache.geometry) == SMALL
+    again.close()
+    last = make_agent(l2=0, server={"geometry_grace_seconds": 0.0})
+    assert last.core.memory.restart.taken_over > 0
+    second = connect(last.socket(), LARGE)
+    assert until(lambda: second.connected), second.counters.last_error
+    assert fill(second, 64, 2, LARGE.page_bytes) == 64
+
+
 def test_a_readiness_probe_never_changes_the_model(make_agent: Make, connect: Make) -> None:
     agent = make_agent(server={"geometry_grace_seconds": 0.0})
     connect(agent.socket(), SMALL).close()
