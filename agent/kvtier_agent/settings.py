@@ -9,6 +9,7 @@ Precedence: command line, then environment, then default.
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 from dataclasses import dataclass
@@ -46,6 +47,13 @@ class VolumeMapping:
 
     def __str__(self) -> str:
         return f"{self.name}={self.path}"
+
+
+def _one_folder(one: Path, other: Path) -> bool:
+    try:
+        return one.samefile(other)
+    except OSError:  # not there, or not yet: the names have to tell
+        return os.path.normpath(one) == os.path.normpath(other)
 
 
 LARGEST_GID: Final = (1 << 32) - 2
@@ -364,6 +372,12 @@ class AgentSettings(BaseSettings):
             twice = sorted({n for n in names if names.count(n) > 1})
             if twice:
                 raise ValueError(f"{what} {twice[0]} is given twice; give each name once")
+        for one, other in itertools.combinations(self.volume, 2):
+            if _one_folder(one.path, other.path):
+                raise ValueError(
+                    f"--volume: {one.name} and {other.name} are one folder, {other.path}; give each a"
+                    " folder of its own"
+                )
         longest = self.run_dir / f"{max((d.name for d in self.domain), key=len)}.sock"
         if len(os.fsencode(longest)) > _LONGEST_SOCKET_PATH:
             raise ValueError(

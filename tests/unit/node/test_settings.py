@@ -93,6 +93,8 @@ def test_a_policy_file_wins_over_a_node_name_in_the_environment(
         ({"policy": "p", "device": "gpu"}, "--device: write auto, cpu or cuda"),
         ({"policy": "p", "volume": ["data0"]}, "write name=DIR"),
         ({"policy": "p", "volume": ["a=/x", "a=/y"]}, "volume a is given twice"),
+        ({"policy": "p", "volume": ["a=/x/y", "b=/x/./z/../y/"]}, "a and b are one folder"),
+        ({"policy": "p", "volume": ["a=/proc/self/..", "b=/proc"]}, "a and b are one folder"),
         ({"policy": "p", "domain": ["A"]}, "write NAME or NAME:GID"),
         ({"policy": "p", "domain": ["a:x"]}, "write NAME or NAME:GID"),
         ({"policy": "p", "domain": ["a", "a:1"]}, "domain a is given twice"),
