@@ -97,7 +97,9 @@ class Core:
         with self._preparing:
             opened: dict[str, Volume] = {}
             try:
-                if budgets.l2_bytes:
+                # Also where there is no room for a byte now: a volume that may not be used is said
+                # at once, not on the day when there is room.
+                if budgets.l2_bytes or budgets.volumes:
                     opened = self.nvme.open(budgets)
                 self._back_bytes(budgets, progress)
                 if budgets.l2_bytes:

@@ -41,7 +41,8 @@ class NvmeTier:
 
     def open(self, budgets: Budgets) -> dict[str, Volume]:
         """Volumes of the budget that are not open yet; the caller closes or keeps them. Raises
-        VolumeError."""
+        VolumeError, except for a volume that is read-only while L2 is to have nothing: then that
+        is why, and the memory tiers are sound."""
         opened: dict[str, Volume] = {}
         if not budgets.volumes:
             raise VolumeError(
@@ -67,7 +68,9 @@ class NvmeTier:
                     io=self._io,
                 )
                 recovery.geometry_of(opened[name])
-            except VolumeError:
+            except VolumeError as error:
+                if error.reason == "VolumeReadOnly" and not budgets.l2_bytes:
+                    continue
                 for volume in opened.values():
                     volume.close()
                 raise
@@ -115,13 +118,21 @@ class NvmeTier:
         geometry: Geometry,
         lose: Callable[[set[int]], None],
     ) -> None:
-        """Open L2 if it is wanted; volumes join or leave with a revision. `lose` is called with
-        the numbers of the segments that are gone by it. Raises VolumeError."""
+        """Open L2 if it is wanted; volumes join or leave with a revision. A volume that is named
+        stays locked while there is no room for L2 on it. `lose` is called with the numbers of the
+        segments that are gone by it. Raises VolumeError."""
         wanted = set(budgets.volumes) if budgets.l2_bytes else set()
         if wanted:
             self._open_l2(geometry, behaviour, budgets)
-        if self.l2 is None:
-            return
+        if self.l2 is not None:
+            self._join_or_leave(wanted, geometry, lose)
+        for name in set(self.volumes) - set(budgets.volumes):
+            self.volumes.pop(name).close()
+
+    def _join_or_leave(
+        self, wanted: set[str], geometry: Geometry, lose: Callable[[set[int]], None]
+    ) -> None:
+        assert self.l2 is not None
         held = {volume.name for volume in self.l2.volumes}
         lost = self.l2.withdraw(held - wanted)
         if lost:
@@ -129,8 +140,6 @@ class NvmeTier:
         for name in sorted(wanted - held):
             recovery.clear(self.volumes[name], geometry)
             self.l2.add(self.volumes[name])
-        for name in set(self.volumes) - wanted:
-            self.volumes.pop(name).close()
 
     def _new_l2(self, volumes: list[Volume], geometry: Geometry) -> L2:
         return L2(volumes, geometry, io=self._io, journal=self._settings.journal)

@@ -1,9 +1,10 @@
 """Volumes: from a policy's name to a folder that is safe to fill.
 
 A policy names volumes; the chart or `--volume NAME=DIR` says where they are mounted. A mount that
-is missing, no directory, read-only, not writable, reached through a symbolic link, or on the root
-file system or an overlay (the node's or the container's own disk, which others need) is refused
-with what to do. Pages lie in `<mount>/kvtier/<domain>/`, mode 0700, locked against a second agent.
+is missing, no directory, read-only, not writable, reached through a symbolic link, of a kind that
+stores no files (/proc), or on the root file system or an overlay (the node's or the container's own
+disk, which others need) is refused with what to do, however much room there is. Pages lie in
+`<mount>/kvtier/<domain>/`, mode 0700, locked against a second agent.
 
 Before each write two things are checked: the cap, in bytes of allocated blocks, and the reserve,
 the part of the file system that stays free for others.
@@ -58,8 +59,14 @@ def check_mount(name: str, mount: Path, *, allow_root_filesystem: bool = False) 
         raise VolumeError(f"{where} is reached through a symbolic link; give {mount.resolve()}")
     if not stat.S_ISDIR(mode):
         raise VolumeError(f"{where} is not a directory; give the folder where the drive is mounted")
-    if os.statvfs(mount).f_flag & os.ST_RDONLY:
+    found = os.statvfs(mount)
+    if found.f_flag & os.ST_RDONLY:
         raise VolumeError(f"{where} is mounted read-only; mount it read-write", "VolumeReadOnly")
+    if not found.f_blocks:
+        raise VolumeError(
+            f"{where} is on a {filesystem_of(mount)[1]} file system, which stores no files; mount a"
+            " drive there"
+        )
     if not os.access(mount, os.W_OK | os.X_OK):
         raise VolumeError(f"{where} is not writable for user {os.geteuid()}; change its owner")
     if allow_root_filesystem:

@@ -11,7 +11,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from kvtier_agent.node import facts
 from kvtier_agent.node.errors import StartError
+from kvtier_agent.node.facts import VolumeFacts
 from kvtier_agent.node.main import Agent
 from kvtier_agent.settings import AgentSettings
 from kvtier_cli.options import read_settings
@@ -21,11 +23,23 @@ apiVersion: kvtier.io/v1alpha1
 kind: KVTierPolicy
 metadata: {name: alone}
 spec:
-  tiers: {hbm: {size: 4Mi}, dram: {size: 8Mi}, nvme: {size: 16Mi, volumes: [data0]}}
+  tiers: {hbm: {size: 4Mi}, dram: {size: 8Mi}, NVME}
   valueDensity: {model: classic}
 """
 
+NVME = "nvme: {size: 16Mi, volumes: [data0], reservePercent: 0}"
+"""The reserve is not what these are about: the temporary folder may be nearly full."""
+POLICY = POLICY.replace("NVME", NVME)
+
 Start = Callable[..., str]
+
+
+@pytest.fixture(params=["room", "no room"])
+def room(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is wrong with a volume is wrong on a full file system too."""
+    if request.param == "no room":
+        full = VolumeFacts(total=1 << 30, available=0)
+        monkeypatch.setattr(facts, "volume_facts", lambda *_, **__: full)
 
 
 @pytest.fixture
@@ -111,24 +125,35 @@ def test_a_volume_is_missing(mistake: Start, tmp_path: Path) -> None:
     assert "No such file or directory" in said or "does not exist" in said
 
 
+@pytest.mark.usefixtures("room")
 def test_a_volume_on_the_root_filesystem(mistake: Start, tmp_path: Path) -> None:
     if tmp_path.stat().st_dev != Path("/").stat().st_dev:
         pytest.skip("the temporary folder is not on the root filesystem here")
     assert "--allow-root-filesystem" in mistake(allow_root_filesystem=False)
 
 
+@pytest.mark.usefixtures("room")
 def test_a_volume_behind_a_symbolic_link(mistake: Start, tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(tmp_path / "data0")
     said = mistake(volume=[f"data0={tmp_path / 'link'}"])
     assert "symbolic link" in said
 
 
+@pytest.mark.usefixtures("room")
 def test_a_volume_that_is_a_file(mistake: Start, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     said = mistake(volume=[f"data0={tmp_path / 'file'}"])
     assert "not a directory" in said
 
 
+@pytest.mark.usefixtures("room")
+def test_a_volume_on_a_filesystem_that_stores_nothing(mistake: Start) -> None:
+    assert "/proc is on a proc file system, which stores no files" in mistake(
+        volume=["data0=/proc"]
+    )
+
+
+@pytest.mark.usefixtures("room")
 def test_a_volume_of_another_agent(mistake: Start, tmp_path: Path) -> None:
     folder = tmp_path / "data0" / "kvtier" / "default"
     folder.mkdir(parents=True)

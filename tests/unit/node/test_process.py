@@ -25,7 +25,8 @@ apiVersion: kvtier.io/v1alpha1
 kind: KVTierPolicy
 metadata: {{name: alone}}
 spec:
-  tiers: {{hbm: {{size: {hbm}}}, dram: {{size: {dram}}}, nvme: {{size: 64Mi, volumes: [data0]}}}}
+  tiers: {{hbm: {{size: {hbm}}}, dram: {{size: {dram}}},
+    nvme: {{size: 64Mi, volumes: [data0], reservePercent: 0}}}}
   valueDensity: {{model: classic}}
 {more}"""
 

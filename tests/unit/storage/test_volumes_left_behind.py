@@ -9,10 +9,10 @@ from kvtier_agent.cache.geometry import Geometry
 from kvtier_agent.cache.settings import Behaviour, Budgets, CacheSettings
 from kvtier_agent.storage import recovery
 from kvtier_agent.storage.checksum import checksum
-from kvtier_agent.storage.core import Core, CoreSettings
+from kvtier_agent.storage.core import Core, CoreError, CoreSettings
 from kvtier_agent.storage.l2 import L2
 from kvtier_agent.storage.segment import PageStamp
-from kvtier_agent.storage.volume import Volume
+from kvtier_agent.storage.volume import Volume, VolumeError
 
 GEOMETRY = Geometry.of_page_bytes(4096, 16)
 
@@ -90,3 +90,51 @@ def test_what_a_newer_version_wrote_stays(left_behind, prepare):
     (left_behind / recovery.MANIFEST_NAME).write_text(json.dumps({"layout": 99}))
     prepare(("data0",))
     assert segments(left_behind)
+
+
+@pytest.fixture
+def core(mounts):
+    made = Core(
+        CoreSettings(
+            "d", mounts / "arena", mounts / "arena" / "d.table", {"data0": mounts / "data0"},
+            1 << 20, 1 << 20, allow_root_filesystem=True, synchronous=True,
+            keep_memory=False, cache=CacheSettings(max_pages=4096),
+        )
+    )  # fmt: skip
+    yield made
+    made.close()
+
+
+NO_ROOM, SOME_ROOM = (Budgets(0, 1 << 19, size, ("data0",), 0) for size in (0, 1 << 20))
+
+
+def test_a_volume_without_room_is_checked_and_stays_locked(mounts, core):
+    """No byte for L2 says that there is no room now, not that the volume is somebody else's."""
+    other = Volume("data0", mounts / "data0", "d")
+    with pytest.raises(CoreError, match="in use by another agent"):
+        core.prepare(Behaviour(), NO_ROOM)
+    other.close()
+    core.register(0.0, GEOMETRY)
+    # Room goes and comes: never is there a moment in which another agent could take it.
+    for now, budgets in enumerate((NO_ROOM, SOME_ROOM, NO_ROOM, SOME_ROOM)):
+        core.reconfigure(float(now), Behaviour(), budgets)
+        with pytest.raises(VolumeError, match="in use by another agent"):
+            Volume("data0", mounts / "data0", "d")
+    core.reconfigure(9.0, Behaviour(), Budgets(0, 1 << 19))
+    Volume("data0", mounts / "data0", "d").close()
+
+
+def test_a_volume_mounted_read_only_keeps_no_memory_tier_from_working(core, monkeypatch):
+    def refuse(*_, **__):
+        raise VolumeError("volume data0: mounted read-only", "VolumeReadOnly")
+
+    core.register(0.0, GEOMETRY)
+    with monkeypatch.context() as patched:
+        patched.setattr("kvtier_agent.storage.volume.check_mount", refuse)
+        core.reconfigure(1.0, Behaviour(), NO_ROOM)
+        assert core.cache.budgets.l1_bytes == 1 << 19
+        assert core.nvme.volumes == {}
+        with pytest.raises(CoreError, match="read-only"):
+            core.prepare(Behaviour(), SOME_ROOM)
+    core.reconfigure(2.0, Behaviour(), SOME_ROOM)
+    assert set(core.nvme.volumes) == {"data0"}
