@@ -15,9 +15,16 @@
 {{- end -}}
 
 {{- define "kvtier.check.labels" -}}
-{{- range $key, $_ := .Values.commonLabels -}}
-{{- if has $key (list "app.kubernetes.io/name" "app.kubernetes.io/instance" "app.kubernetes.io/component" "app.kubernetes.io/version" "app.kubernetes.io/managed-by" "helm.sh/chart") -}}
-{{- fail (printf "commonLabels: the chart writes %s itself; leave it out" $key) -}}
+{{- $own := list "app.kubernetes.io/name" "app.kubernetes.io/instance" "app.kubernetes.io/component" "app.kubernetes.io/version" "app.kubernetes.io/managed-by" "helm.sh/chart" -}}
+{{- $common := default dict .Values.commonLabels -}}
+{{- range $value, $labels := dict "commonLabels" $common "serviceMonitor.labels" .Values.serviceMonitor.labels "prometheusRule.labels" .Values.prometheusRule.labels -}}
+{{- range $key, $_ := $labels -}}
+{{- if has $key $own -}}
+{{- fail (printf "%s: the chart writes %s itself; leave it out" $value $key) -}}
+{{- end -}}
+{{- if and (ne $value "commonLabels") (hasKey $common $key) -}}
+{{- fail (printf "%s: %s is in commonLabels too; leave one out" $value $key) -}}
+{{- end -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}
@@ -100,8 +107,8 @@
 {{- range $folder := include "kvtier.folders" . | fromJsonArray -}}
 {{- $value := index $folder 0 -}}
 {{- $path := index $folder 1 -}}
-{{- if or (eq $path "/") (ne (clean $path) $path) (ne (trim $path) $path) -}}
-{{- fail (printf "%s: %q is refused; write the plain path of a folder below /, without //, . or .., a / at the end, or spaces around it" $value $path) -}}
+{{- if or (eq $path "/") (ne (clean $path) $path) (ne (trim $path) $path) (contains "$(" $path) -}}
+{{- fail (printf "%s: %q is refused; write the plain path of a folder below /, without //, . or .., a / at the end, spaces around it or $(...)" $value $path) -}}
 {{- end -}}
 {{- range $other := $seen -}}
 {{- include "kvtier.check.apart" (list $value $path (index $other 0) (index $other 1) "each needs a folder of its own, none inside another") -}}

@@ -17,7 +17,9 @@ PLACES: dict[str, Callable[[str], Values]] = {
 }
 
 
-@pytest.mark.parametrize("path", ["//", "/mnt/..", "/mnt/./a", "/mnt//a", "/mnt/a/", "/mnt/a "])
+@pytest.mark.parametrize(
+    "path", ["//", "/mnt/..", "/mnt/./a", "/mnt//a", "/mnt/a/", "/mnt/a ", "/mnt/$(NODE_NAME)"]
+)
 def test_a_path_that_is_not_plain_is_refused(render: Callable[..., Any], path: str) -> None:
     for value, values in PLACES.items():
         said = render(values(path), refused=True).error
@@ -66,6 +68,10 @@ def test_the_root_of_a_node_is_refused(render: Callable[..., Any]) -> None:
             {"commonLabels": {"app.kubernetes.io/name": "x"}},
             "commonLabels: the chart writes app.kubernetes.io/name itself",
         ),
+        (
+            {"commonLabels": {"a": "x"}, "serviceMonitor": {"labels": {"a": "y"}}},
+            "serviceMonitor.labels: a is in commonLabels too",
+        ),
         ({"fullnameOverride": "Foo_Bar"}, "/fullnameOverride"),
     ],
 )
@@ -112,6 +118,15 @@ def test_a_value_that_is_needed_and_null_is_named(
     error = render(values, refused=True).error
     assert said in error
     assert "nil pointer" not in error
+
+
+def test_an_annotation_of_the_charts_own_can_be_changed_and_is_there_once(
+    render: Callable[..., Any],
+) -> None:
+    key = "kubectl.kubernetes.io/default-container"
+    for given, expected in (({}, "agent"), ({key: "other"}, "other"), (None, "agent")):
+        pod = render({"agent": {"podAnnotations": given}}).one("DaemonSet")["spec"]["template"]
+        assert pod["metadata"]["annotations"] == {key: expected}
 
 
 def test_values_that_may_be_null(render: Callable[..., Any]) -> None:
