@@ -375,8 +375,8 @@ class AgentSettings(BaseSettings):
         for one, other in itertools.combinations(self.volume, 2):
             if _one_folder(one.path, other.path):
                 raise ValueError(
-                    f"--volume: {one.name} and {other.name} are one folder, {other.path}; give each a"
-                    " folder of its own"
+                    f"--volume: {one.name} and {other.name} are one folder, {other.path}; give"
+                    " each a folder of its own"
                 )
         longest = self.run_dir / f"{max((d.name for d in self.domain), key=len)}.sock"
         if len(os.fsencode(longest)) > _LONGEST_SOCKET_PATH:

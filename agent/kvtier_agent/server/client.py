@@ -192,7 +192,9 @@ class Client:
         n = len(names)
         if tokens is not None:
             full = n * self.geometry.page_tokens
-            partial_last = partial_last or arguments.tokens("tokens", tokens) < full
+            # Below zero where the last page that was loaded already reaches past the prompt's end.
+            most = arguments.MOST_TOKENS
+            partial_last = partial_last or arguments.whole("tokens", tokens, most, -most) < full
         rows = None if callable(source) else rows_of(source, self.page_bytes, n)
         reservation = self.reserve(
             names, depth=depth, partial_last=partial_last, frozen=frozen, parent=parent,

@@ -149,7 +149,7 @@ def test_a_callers_own_mistake_is_no_missing_agent(
         lambda: client.put(pages.keys, pages.bytes, parent=b"abc"),
         lambda: client.put(pages.keys, pages.bytes, frozen="x" * 300),
         lambda: client.put(pages.keys, pages.bytes, tokens_per_second=1e-300),
-        lambda: client.put(pages.keys, pages.bytes, tokens=-1),
+        lambda: client.put(pages.keys, pages.bytes, tokens=0.5),
     ):
         with pytest.raises(ValueError, match="give"):
             call()
