@@ -156,6 +156,18 @@ class PageTable(TableView):
         """Rows of `keys` (n, 16); NO_ROW where absent. No Python loop over keys."""
         return self.find(as_u64_pairs(keys))
 
+    @property
+    def free_rows(self) -> int:
+        """Rows that `insert` can give without growing."""
+        return self._free_count
+
+    def grow_for(self, count: int) -> None:
+        """Grow, up to `max_pages`, if there are fewer free rows than that. Raises TableError when
+        memory is out."""
+        if count > self._free_count:
+            wanted = max(2 * self.capacity, self.pages + count)
+            self._grow(min(1 << (wanted - 1).bit_length(), self.max_pages))
+
     def insert(self, keys: NDArray[np.uint8]) -> Rows:
         """New rows for keys that are absent and distinct; state FREE until the caller sets it.
 
@@ -163,11 +175,9 @@ class PageTable(TableView):
         """
         pairs = as_u64_pairs(keys)
         count = len(pairs)
+        self.grow_for(count)
         if count > self._free_count:
-            wanted = max(2 * self.capacity, self.pages + count)
-            self._grow(min(1 << (wanted - 1).bit_length(), self.max_pages))
-            if count > self._free_count:
-                raise TableError(f"the page table is full at {self.max_pages} pages")
+            raise TableError(f"the page table is full at {self.max_pages} pages")
         if self._tombs > int(self.header["index_slots"][0]) // 8:
             self._rebuild(int(self.header["index_slots"][0]))
         rows = self._free[self._free_count - count : self._free_count].copy()

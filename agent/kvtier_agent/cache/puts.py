@@ -55,6 +55,8 @@ class Puts:
         if tokens_per_second is not None and tokens_per_second > 0:
             self.worth.rate = tokens_per_second
         table = self.shelves.table
+        if self.worth.behaviour.admitting:
+            self.traffic.table_room.make(now, count)  # before any row is looked up
         pairs = as_u64_pairs(keys)
         rows = table.find(pairs)
         absent = rows == NO_ROW

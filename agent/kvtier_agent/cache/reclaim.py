@@ -94,6 +94,20 @@ class Reclaim:
                 return
             self._evict(victims[0])
 
+    def drop_pages(self, count: int) -> None:
+        """Drop so many pages or more that lie only in L2, a segment at a time, as far as that is
+        possible without waiting."""
+        table = self.shelves.table
+        goal = table.pages - count
+        while table.pages > goal:
+            for segment in self._cheapest(0):
+                alone = table.state[self.pool.rows(segment)] == State.IN2
+                if alone.any() and self._idle(segment):
+                    break
+            else:
+                return
+            self._evict(segment)
+
     def lose(self, segments: set[int]) -> None:
         """These segments are gone with their volume, and so are the copies in them."""
         for segment in sorted(segments):

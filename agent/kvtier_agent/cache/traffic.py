@@ -10,9 +10,10 @@ where its reader found it, and the copy is thrown away.
 
 L1 leaves in this order of preference, for each of its coldest pages: it has a clean copy in L2 and
 just gives its slot back; L2 admits it and it is queued for writing; else it is dropped. Writes that
-are queued or under way are bounded by `write_queue_bytes`; from 90 % of it on, and while NVMe is
-failing, cold pages are dropped in the batch instead of queued (emergency eviction), so memory never
-runs out whatever the drive does. A read from L2 that finds no free slot makes room in the same way.
+are queued or under way are bounded by `write_queue_bytes` and by half of L1's slots; from 90 % of
+the bytes on, at that half, and while NVMe is failing, cold pages are dropped in the batch instead
+of queued (emergency eviction), so memory never runs out whatever the drive does, and puts go on. A
+read from L2 that finds no free slot makes room in the same way.
 
 L2 full: whole segments are emptied (`reclaim`). If a page of one lies in L1 as well, only its copy
 goes and the page itself stays.
@@ -30,6 +31,7 @@ from kvtier_agent.cache.reclaim import Reclaim
 from kvtier_agent.cache.record import NO_SLOT, Flag, Rows, State, as_bytes_keys
 from kvtier_agent.cache.replacement import cooled_down
 from kvtier_agent.cache.shelves import HAS_L2, Shelves
+from kvtier_agent.cache.table_room import TableRoom
 from kvtier_agent.cache.worth import Worth
 
 NOBODY: Rows = np.empty(0, dtype=np.uint32)
@@ -37,6 +39,8 @@ NOBODY: Rows = np.empty(0, dtype=np.uint32)
 NEAR_BOUND = 0.9
 """Part of `write_queue_bytes` from which cold pages are dropped instead of queued."""
 
+LEAVING_PART = 0.5
+"""Part of L1's slots that may be on their way to L2, whatever `write_queue_bytes` says."""
 
 PUNCH_SLOTS = 4096
 """Slots that one order names at most: no bytes are copied for it, and a tier that shrinks by a
@@ -61,6 +65,7 @@ class Traffic:
         self._next_move = 1
         self.pause_until = 0.0
         self.reclaim = Reclaim(self)
+        self.table_room = TableRoom(self)
 
     # -- down -------------------------------------------------------------------------------
 
@@ -123,6 +128,10 @@ class Traffic:
         shelves = self.shelves
         bound = int(self.worth.settings.write_queue_bytes * NEAR_BOUND)
         room = max(0, bound - self.write_queue_bytes) // self.worth.geometry.page_bytes
+        # While a drive hangs, what is on its way holds its slots: puts live off the rest.
+        pool = shelves.pools[1]
+        if pool.used <= pool.limit:  # a tier that shrinks is emptied as fast as the bytes allow
+            room = min(room, max(0, max(1, int(pool.limit * LEAVING_PART)) - self.leaving1))
         if now < self.pause_until:
             room = 0
         if shelves.pool2.available < min(rows.size, room):
