@@ -154,6 +154,12 @@ class Reason(StrEnum):
         "L1 is {actual} instead of {wanted}: {directory} has {free} free",
         "Raise the size limit of the shared-memory volume, or lower tiers.dram.",
     )
+    PageTable = (
+        "PageTable",
+        "{tier} is {actual} instead of {wanted}: --max-pages {limit} leaves no more records",
+        "Raise the agent's --max-pages, or make pages larger; each record takes 128 bytes of "
+        "shared memory.",
+    )
     NotClamped = (
         "NotClamped",
         "tiers have the sizes that the policy asks for",

@@ -15,7 +15,9 @@ The rules (all sizes in bytes):
    the reserve. The reserve is checked again before each write: this is about saying it early, and
    about giving space back when others fill the volume. A volume that turned read-only keeps what
    it holds; one whose writes go on failing counts for nothing.
-5. What came out smaller than asked is a `Clamp` that names both figures and what was in the way.
+5. A page needs a record in its domain's page table too: tiers that could hold more pages than there
+   are records are named; the cache sees to it that nothing stands still.
+6. What came out smaller than asked is a `Clamp` that names both figures and what was in the way.
    What cannot work at all is `NotApplicableError`, and the revision before stays in force.
 
 Rules 2 to 4 share what is there evenly between trust domains; the figures here are for the node.
@@ -85,7 +87,8 @@ class NodeBudgets:
     not_applied: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     unwell: tuple[str, ...] = ()
-    """Volumes that take no writes or are full, each with how it is."""
+    """What makes the tiers less than their bytes say: volumes that take no writes or are full, page
+    tables that are too small. In words."""
 
     def differs(self, other: NodeBudgets, percent: int) -> bool:
         """Whether any tier differs by more than ``percent`` of the larger, or any volume at all.
@@ -136,6 +139,9 @@ def plan(spec: RevisionSpec, facts: Facts) -> NodeBudgets:
     l2, volumes, reserve, l2_clamp, unwell = _nvme(spec, facts)
     if l2_clamp is not None:
         clamps.append(l2_clamp)
+    short = _short_of_records(facts, l0, l1, l2)
+    clamps += short
+    unwell += tuple(f"{clamp.tier}, {clamp.limit}" for clamp in short)
     not_applied = NOT_OBEYED_IN_ENGINE_SHAPE if facts.shape == "engine" else ()
     other = [tokens for tokens in facts.page_tokens if tokens != spec.page.tokens]
     if other:
@@ -159,6 +165,30 @@ def plan(spec: RevisionSpec, facts: Facts) -> NodeBudgets:
         notes=notes,
         unwell=unwell,
     )
+
+
+def _short_of_records(facts: Facts, l0: int, l1: int, l2: int) -> list[Clamp]:
+    """Tiers that hold fewer pages than they have bytes for, in the first domain of which that is
+    so: the highest tiers get records first."""
+    for table in facts.tables:
+        left, clamps = table.max_pages, list[Clamp]()
+        for tier, size, slot in (
+            *(("hbm", l0, table.slot), ("dram", l1, table.slot)),
+            ("nvme", l2, table.nvme_slot),
+        ):
+            wanted = size // table.share // slot
+            given = min(wanted, left)
+            left -= given
+            if given < wanted:
+                limit = (
+                    f"--max-pages {table.max_pages} leaves records for {given} of {wanted} pages of"
+                    f" {human(slot)}; raise it"
+                )
+                of_all = given * slot * table.share
+                clamps.append(Clamp(tier, size, of_all, limit, Reason.PageTable))
+        if clamps:
+            return clamps
+    return []
 
 
 def _hbm_base(spec: RevisionSpec, facts: Facts) -> tuple[int, tuple[str, ...]]:

@@ -23,6 +23,7 @@ __all__ = [
     "Facts",
     "MemoryLimit",
     "Shape",
+    "TableFacts",
     "VolumeFacts",
     "available_in",
     "beside_tables",
@@ -74,6 +75,18 @@ class VolumeFacts:
 
 
 @dataclass(frozen=True, slots=True)
+class TableFacts:
+    """What the page table of one trust domain can hold. ``share``: one in so many of the node's
+    bytes is the domain's; ``slot``, ``nvme_slot``: bytes that a page takes in memory and on NVMe.
+    """
+
+    max_pages: int
+    share: int
+    slot: int
+    nvme_slot: int
+
+
+@dataclass(frozen=True, slots=True)
 class Facts:
     """Everything `budgets.plan` needs to know about the machine."""
 
@@ -87,6 +100,8 @@ class Facts:
     """KV pool of the engines that are registered (shape ``engine``); 0 while there is none."""
     page_tokens: tuple[int, ...] = ()
     """Tokens of a page, as engines have registered them, ascending; empty before the first one."""
+    tables: tuple[TableFacts, ...] = ()
+    """Of the trust domains whose engines have registered, in their order."""
     volumes: Mapping[str, VolumeFacts] = field(default_factory=dict)
     broken: Mapping[str, str] = field(default_factory=dict)
     """Mapped volumes that could not be looked at, and why."""

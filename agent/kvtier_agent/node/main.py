@@ -286,6 +286,13 @@ class Agent:
         return Facts(
             shape=settings.l0,
             engine_pool=self._engine_pool,
+            tables=tuple(
+                facts.TableFacts(
+                    settings.max_pages, len(settings.domain), g.slot_bytes, g.nvme_slot_bytes
+                )
+                for g in geometries
+                if g is not None
+            ),
             page_tokens=tuple(sorted({g.page_tokens for g in geometries if g is not None})),
             device=self._device,
             memory=facts.memory_limit(settings.memory_headroom),

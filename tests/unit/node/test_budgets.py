@@ -10,12 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from kvtier_agent.node.budgets import NotApplicableError, plan
-from kvtier_agent.node.facts import Device, Facts, MemoryLimit, VolumeFacts
+from kvtier_agent.node.facts import Device, Facts, MemoryLimit, TableFacts, VolumeFacts
 from kvtier_api.policy import RevisionSpec
 from kvtier_api.reasons import Reason
 from kvtier_api.validate import parse
 
 GI = 1 << 30
+MI = 1 << 20
 Make = Callable[..., Any]
 
 
@@ -226,3 +227,27 @@ def test_a_full_volume_is_named_where_the_tier_is_smaller_by_it(
     budgets = plan(spec, facts(volumes={"data0": full, "data1": replace(full, full=False)}))
     assert budgets.clamps[0].reason is Reason.VolumeFull
     assert "volume data0 is full" in str(budgets.clamps[0])
+
+
+def test_tiers_that_have_more_slots_than_records_are_named(revision: Make, facts: Make) -> None:
+    spec = revision(
+        tiers={
+            "hbm": {"size": "1Gi"},
+            "dram": {"size": "4Gi"},
+            "nvme": {"size": "64Gi", "volumes": ["data0"]},
+        }
+    )
+    before = plan(spec, facts())
+    # 1024 + 4096 + 32768 pages in all.
+    table = TableFacts(max_pages=6144, share=1, slot=MI, nvme_slot=2 * MI)
+    budgets = plan(spec, facts(tables=(table,)))
+    (clamp,) = budgets.clamps
+    assert (clamp.tier, clamp.reason) == ("nvme", Reason.PageTable)
+    assert str(clamp).startswith("nvme: 2Gi of 64Gi, --max-pages 6144 leaves records for 1024 of")
+    assert budgets.differs(before, 5), "it is said though no size has changed"
+    small = plan(spec, facts(tables=(replace(table, max_pages=1024),)))
+    assert [clamp.tier for clamp in small.clamps] == ["dram", "nvme"]
+    two = plan(spec, facts(tables=(replace(table, share=2),)))
+    assert str(two.clamps[0]).startswith("nvme: 14Gi of 64Gi"), "each domain has its own table"
+    enough = plan(spec, facts(tables=(replace(table, max_pages=1 << 16),)))
+    assert enough.clamps == ()
