@@ -8,7 +8,6 @@ after the journal was told that all it held is void. So this module decides only
 and whether a write may happen:
 
     before each write   the epoch is not over; otherwise CANCELLED
-
     before each write   allocated blocks + what must be laid out <= cap, and the volume's reserve
                         stays free; otherwise NO_SPACE, and nothing was written
     before each write   the bytes in the arena match the record's checksum; otherwise BAD_PAGE
@@ -24,7 +23,7 @@ import errno
 import mmap
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,13 +32,14 @@ from kvtier_agent.cache.geometry import Geometry
 from kvtier_agent.cache.moves import MoveStatus
 from kvtier_agent.cache.segment_sizes import slots_per_segment, slots_within
 from kvtier_agent.cache.settings import Durability
+from kvtier_agent.storage.batches import neighbours, status_of
 from kvtier_agent.storage.checksum import checksum
 from kvtier_agent.storage.fileio import FileIO
-from kvtier_agent.storage.journal import Journal
 from kvtier_agent.storage.journal_files import JournalSettings
 from kvtier_agent.storage.journal_format import Identity
 from kvtier_agent.storage.journals import Journals
 from kvtier_agent.storage.placement import Placement
+from kvtier_agent.storage.removal import remove_in_background
 from kvtier_agent.storage.segment import (
     HEADER_BYTES,
     HeaderBlock,
@@ -51,8 +51,6 @@ from kvtier_agent.storage.volume import Volume
 
 SCRATCH_BYTES = 1 << 20
 """Memory of a thread that compacts: pages are read into it and written from it."""
-PATIENCE_SECONDS = 0.5
-"""How long a revision waits for the files of a volume that leaves; then they go by and by."""
 
 Slots = NDArray[np.uint32]
 Statuses = NDArray[np.uint8]
@@ -146,7 +144,7 @@ class L2:
         with self.lock:
             sequence, self.sequence = self.sequence, self.sequence + len(slots)
         headers.fill(stamp, self.geometry.fingerprint, size, sequence)
-        for where, number, first in self._groups(slots, status == MoveStatus.OK):
+        for where, number, first in neighbours(slots, status == MoveStatus.OK, self.per_segment):
             try:
                 use = None if uses is None else (int(uses[0][where[0]]), int(uses[1][where[0]]))
                 with self.lock:
@@ -154,7 +152,7 @@ class L2:
                     segment = self.placement.room_for(number, first, len(where), use)
                     grew = self.segment_bytes > before
             except OSError as error:
-                status[where] = _status_of(error)
+                status[where] = status_of(error)
                 errors.append(f"write: {error.strerror or error}")
                 continue
             try:
@@ -169,7 +167,7 @@ class L2:
                 self._took(number, grew)
             except OSError as error:
                 self._refused(number, error)
-                status[where] = _status_of(error)
+                status[where] = status_of(error)
                 errors.append(f"write: {error.strerror or error}")
         return status, errors[0] if errors else ""
 
@@ -214,7 +212,7 @@ class L2:
         size = self.geometry.page_bytes
         headers = HeaderBlock(len(slots))
         errors: list[str] = []
-        for where, number, first in self._groups(slots, status == MoveStatus.OK):
+        for where, number, first in neighbours(slots, status == MoveStatus.OK, self.per_segment):
             try:
                 held = self.segments.get(number)
                 if held is None:
@@ -336,7 +334,7 @@ class L2:
                 lost |= {n for n, held in list(self.segments.items()) if held[1] is volume}
         segments = [held[0] for n in lost if (held := self.segments.pop(n, None)) is not None]
         if segments:
-            _in_background(segments, [])
+            remove_in_background(segments, [])
         return lost
 
     def held_bytes(self) -> dict[str, int]:
@@ -356,7 +354,7 @@ class L2:
         segments = [held[0] for n in lost if (held := self.segments.pop(n, None)) is not None]
         journals = self.journals.withdraw(names)
         if segments or journals:
-            _in_background(segments, journals)
+            remove_in_background(segments, journals)
         return lost
 
     def add(self, volume: Volume) -> None:
@@ -377,52 +375,8 @@ class L2:
             self.segments.clear()
         self.journals.close()
 
-    # -- helpers ----------------------------------------------------------------------------
-
-    def _groups(
-        self, slots: Slots, wanted: NDArray[np.bool_]
-    ) -> Iterator[tuple[NDArray[np.intp], int, int]]:
-        """Runs of wanted pages that are neighbours in the batch and in one segment:
-        (indexes, segment, first slot)."""
-        indexes = np.flatnonzero(wanted)
-        if not indexes.size:
-            return
-        mine = slots[indexes].astype(np.int64)
-        cut = (
-            (np.diff(mine) != 1)
-            | (np.diff(indexes) != 1)
-            | (np.diff(mine // self.per_segment) != 0)
-        )
-        for part in np.split(indexes, np.flatnonzero(cut) + 1):
-            number, first = divmod(int(slots[part[0]]), self.per_segment)
-            yield part, number, first
-
     def drop_segment(self, number: int) -> None:
+        """Remove a segment's file, if there is one."""
         held = self.segments.pop(number, None)
         if held is not None:
             held[0].remove()
-
-
-def _in_background(segments: list[Segment], journals: list[Journal]) -> None:
-    remover = threading.Thread(
-        target=_remove, args=(segments, journals), name="volume-leaves", daemon=True
-    )
-    remover.start()
-    remover.join(PATIENCE_SECONDS)
-
-
-def _remove(segments: list[Segment], journals: list[Journal]) -> None:
-    for segment in segments:
-        segment.remove()
-    for journal in journals:
-        journal.close(remove=True)
-
-
-def _status_of(error: OSError) -> MoveStatus:
-    if isinstance(error, SegmentGoneError):
-        return MoveStatus.CANCELLED
-    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE):
-        return MoveStatus.NO_SPACE
-    if error.errno == errno.EROFS:
-        return MoveStatus.READ_ONLY
-    return MoveStatus.IO_ERROR

@@ -1,0 +1,38 @@
+"""What a batch of pages is cut into before the drive sees it, and what its errors mean."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvtier_agent.cache.moves import MoveStatus
+from kvtier_agent.storage.segment import SegmentGoneError
+
+
+def neighbours(
+    slots: NDArray[np.uint32], wanted: NDArray[np.bool_], per_segment: int
+) -> Iterator[tuple[NDArray[np.intp], int, int]]:
+    """Runs of wanted pages that are neighbours in the batch and in one segment:
+    (indexes, segment, first slot)."""
+    indexes = np.flatnonzero(wanted)
+    if not indexes.size:
+        return
+    mine = slots[indexes].astype(np.int64)
+    cut = (np.diff(mine) != 1) | (np.diff(indexes) != 1) | (np.diff(mine // per_segment) != 0)
+    for part in np.split(indexes, np.flatnonzero(cut) + 1):
+        number, first = divmod(int(slots[part[0]]), per_segment)
+        yield part, number, first
+
+
+def status_of(error: OSError) -> MoveStatus:
+    """How a page ends whose transfer raised this."""
+    if isinstance(error, SegmentGoneError):
+        return MoveStatus.CANCELLED
+    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE):
+        return MoveStatus.NO_SPACE
+    if error.errno == errno.EROFS:
+        return MoveStatus.READ_ONLY
+    return MoveStatus.IO_ERROR
