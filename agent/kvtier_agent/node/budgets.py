@@ -8,7 +8,9 @@ The rules (all sizes in bytes):
    the base in shape ``owned`` and nothing of ours in shape ``engine``.
 2. *L1.* The revision's size, or its ratio times the HBM base; at most what is there: the memory
    limit less the headroom, and what the shared-memory filesystem has left. Its pages count against
-   the Pod.
+   the Pod. Where no Pod's limit holds, a tier *grows* only into what the machine has available now
+   less the headroom; it does not shrink because others took memory since (page cache moves all the
+   time, and a page of ours that is dropped would be recomputed).
 3. *L0 on a CPU* is shared memory like L1 and lives off the same room: it is given at most half of
    the room, and L1 the rest.
 4. *NVMe.* The revision's size over all its volumes; at most what those filesystems have left above
@@ -90,6 +92,10 @@ class NodeBudgets:
     """What makes the tiers less than their bytes say: volumes that take no writes or are full, page
     tables that are too small. In words."""
 
+    def shared_memory(self, facts: Facts) -> int:
+        """Bytes of these that lie in shared memory."""
+        return self.l1 + (self.l0 if facts.device.kind == "cpu" else 0)
+
     def differs(self, other: NodeBudgets, percent: int) -> bool:
         """Whether any tier differs by more than ``percent`` of the larger, or any volume at all.
         Free space moves all the time; budgets follow it in steps."""
@@ -103,8 +109,9 @@ class NodeBudgets:
         return any(abs(a - b) * 100 > max(a, b) * percent for a, b in pairs)
 
 
-def plan(spec: RevisionSpec, facts: Facts) -> NodeBudgets:
-    """The bytes this node gives a revision. Raises `NotApplicableError`."""
+def plan(spec: RevisionSpec, facts: Facts, in_force: NodeBudgets | None = None) -> NodeBudgets:
+    """The bytes this node gives a revision; ``in_force``: what it gives now. Raises
+    `NotApplicableError`."""
     base, notes = _hbm_base(spec, facts)
     l0_wanted = base if facts.shape == "owned" else 0
     l1_wanted = (
@@ -112,7 +119,7 @@ def plan(spec: RevisionSpec, facts: Facts) -> NodeBudgets:
         if spec.tiers.dram.size is not None
         else (spec.tiers.dram.ratio_to_hbm or 0) * base
     )
-    room, what, why = _room(facts)
+    room, what, why = _room(facts, 0 if in_force is None else in_force.shared_memory(facts))
     clamps: list[Clamp] = []
     l0 = l0_wanted
     if l0 and facts.device.kind == "cpu":
@@ -207,8 +214,8 @@ def _hbm_base(spec: RevisionSpec, facts: Facts) -> tuple[int, tuple[str, ...]]:
     return base, tuple(notes)
 
 
-def _room(facts: Facts) -> tuple[int, str, Reason]:
-    """Bytes of shared memory the arenas may take, and what bounds them."""
+def _room(facts: Facts, given: int) -> tuple[int, str, Reason]:
+    """Bytes of shared memory the arenas may take, and what bounds them; they are ``given`` now."""
     why = Reason.SharedMemory
     room, what = facts.shm_available, f"shared memory has {human(facts.shm_available)} left"
     if facts.memory is not None:
@@ -219,6 +226,15 @@ def _room(facts: Facts) -> tuple[int, str, Reason]:
                 f"{facts.memory.source} is {human(facts.memory.size)} less "
                 f"{human(facts.memory.headroom)} for the process"
             )
+        if facts.memory.available is not None:
+            now = facts.memory.available + facts.arenas_held
+            left = max(now - facts.memory.headroom, facts.arenas_held, given)
+            if left < room:
+                room, why = left, Reason.MemoryLimit
+                what = (
+                    f"this machine has {human(now)} available, with what the tiers hold, less "
+                    f"{human(facts.memory.headroom)} for the process"
+                )
     return room, what, why
 
 

@@ -161,7 +161,7 @@ class Control:
         if self._life.phase is not Phase.SERVING or self._spec is None or self._budgets is None:
             return
         try:
-            budgets = plan(self._spec, self._measure())
+            budgets = plan(self._spec, self._measure(), self._budgets)
             if not budgets.differs(self._budgets, DRIFT_PERCENT):
                 return
             behaviour = behaviour_of(self._spec)
@@ -177,7 +177,7 @@ class Control:
     def _apply(self, wanted: Wanted, now: float, *, admitting: bool = True) -> None:
         started = self._clock()
         try:
-            budgets = plan(wanted.spec, self._measure())
+            budgets = plan(wanted.spec, self._measure(), self._budgets)
             behaviour = behaviour_of(wanted.spec, admitting=admitting)
             self._tiers.prepare(behaviour, budgets, self._live)
             self._tiers.reconfigure(behaviour, budgets)
@@ -185,12 +185,12 @@ class Control:
             reason = e.reason if isinstance(e, NotApplicableError) else Reason.InvalidRevision
             problem = Problem(reason, str(e))
             if problem != self._refusal:
-                log.error(
-                    "revision cannot be applied; the last good one stays in force",
-                    revision=wanted.revision[:10],
-                    in_force=(self._life.in_force or "")[:10],
-                    problem=problem.message,
-                )
+                said = {"revision": wanted.revision[:10], "problem": problem.message}
+                if self._life.in_force:
+                    event = "revision cannot be applied; the last good one stays in force"
+                    log.error(event, in_force=self._life.in_force[:10], **said)
+                else:
+                    log.error("revision cannot be applied, and none is in force", **said)
             self._refusal = problem
             self._life = lifecycle.refused(self._life, wanted)
             self._look_at = now + RETRY_SECONDS

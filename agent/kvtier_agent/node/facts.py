@@ -6,7 +6,8 @@ cannot be read is None with no guess in its place; what that means is for `budge
 Memory limit: the Pod's, as its control group states it. Version 2 states one limit per level of
 the path in ``/proc/self/cgroup`` and the least counts; version 1 the same under its ``memory``
 controller, where "unlimited" is a number near 2**63. In a container the path reads ``/`` and the
-group's root carries the limit. Without any limit the machine's own memory is the limit.
+group's root carries the limit. Without any limit the machine's own memory is the limit, and what
+of it others leave (``MemAvailable``) is measured beside it.
 """
 
 from __future__ import annotations
@@ -42,11 +43,14 @@ UNLIMITED_FROM = 1 << 60
 @dataclass(frozen=True, slots=True)
 class MemoryLimit:
     """``source`` is a phrase for messages: "the Pod's memory limit". ``headroom``: the part of it
-    that the process itself needs."""
+    that the process itself needs. ``available``: bytes that the machine could give now without
+    swapping, beyond what our arenas hold; None where a control group sets the limit, for that is
+    promised to us, or where the kernel does not say."""
 
     size: int
     source: str
     headroom: int = 2 << 30
+    available: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +100,8 @@ class Facts:
     shm_available: int
     """Free bytes of the shared-memory filesystem plus what our own arenas hold there now, less what
     the page tables may still take."""
+    arenas_held: int = 0
+    """Bytes of memory behind our arenas now, also of what an earlier process left in them."""
     engine_pool: int = 0
     """KV pool of the engines that are registered (shape ``engine``); 0 while there is none."""
     page_tokens: tuple[int, ...] = ()
@@ -112,10 +118,13 @@ def memory_limit(
 ) -> MemoryLimit | None:
     """The least of the control group's limit and the machine's memory."""
     group = _group_limit(proc / "self" / "cgroup", cgroup)
-    machine = _machine_memory(proc / "meminfo")
+    meminfo = _meminfo(proc / "meminfo")
+    machine = meminfo.get("MemTotal")
     if group is not None and (machine is None or group < machine):
         return MemoryLimit(group, "the Pod's memory limit", headroom)
-    return None if machine is None else MemoryLimit(machine, "this machine's memory", headroom)
+    if machine is None:
+        return None
+    return MemoryLimit(machine, "this machine's memory", headroom, meminfo.get("MemAvailable"))
 
 
 def _group_limit(membership: Path, root: Path) -> int | None:
@@ -152,14 +161,19 @@ def _read_size(path: Path) -> int | None:
     return None if size >= UNLIMITED_FROM else size
 
 
-def _machine_memory(meminfo: Path) -> int | None:
+def _meminfo(path: Path) -> dict[str, int]:
+    """Figures of ``/proc/meminfo`` that are sizes, bytes by name."""
     try:
-        for line in meminfo.read_text().splitlines():
-            if line.startswith("MemTotal:"):
-                return int(line.split()[1]) * 1024
-    except (OSError, ValueError, IndexError):
-        return None
-    return None
+        lines = path.read_text().splitlines()
+    except OSError:
+        return {}
+    found: dict[str, int] = {}
+    for line in lines:
+        name, _, rest = line.partition(":")
+        match rest.split():
+            case [size, "kB"] if size.isdigit():
+                found[name] = int(size) * 1024
+    return found
 
 
 def available_in(folder: Path, held: int) -> int:

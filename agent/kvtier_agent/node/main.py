@@ -296,6 +296,7 @@ class Agent:
             page_tokens=tuple(sorted({g.page_tokens for g in geometries if g is not None})),
             device=self._device,
             memory=facts.memory_limit(settings.memory_headroom),
+            arenas_held=held_bytes(self._places.arenas, (".l0", ".l1")),
             shm_available=self._room_for_arenas(self._places.arenas),
             volumes=volumes,
             broken=broken,

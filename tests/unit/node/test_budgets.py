@@ -56,6 +56,45 @@ def test_the_pods_limit_clamps_with_both_figures(revision: Make, facts: Make) ->
     )
 
 
+def test_without_a_pods_limit_tiers_grow_into_what_is_available_only(
+    revision: Make, facts: Make
+) -> None:
+    def machine(available: int, held: int = 0) -> object:
+        limit = MemoryLimit(512 * GI, "this machine's memory", 2 * GI, available)
+        return facts(memory=limit, arenas_held=held)
+
+    spec = revision()  # asks for 96Gi
+    first = plan(spec, machine(50 * GI))
+    assert first.l1 == 48 * GI
+    assert first.clamps[0].reason is Reason.MemoryLimit
+    assert str(first.clamps[0]) == (
+        "dram: 48Gi of 96Gi, this machine has 50Gi available, with what the tiers hold, less 2Gi "
+        "for the process"
+    )
+    # Others take all of the rest: what is in force stays. They leave: it grows by what is there.
+    assert plan(spec, machine(0, 48 * GI), first).l1 == 48 * GI
+    assert plan(spec, machine(12 * GI, 48 * GI), first).l1 == 58 * GI
+    assert plan(spec, machine(200 * GI, 48 * GI), first).clamps == ()
+    # Backed in whole slots, a little less than was given: no reason to give less.
+    assert plan(spec, machine(0, 47 * GI), first).l1 == 48 * GI
+    # What an earlier process left is ours to take over.
+    assert plan(spec, machine(1 * GI, 96 * GI)).l1 == 96 * GI
+    # A revision that asks for less gets less.
+    small = revision(tiers={"dram": {"size": "8Gi"}})
+    assert plan(small, machine(0, 48 * GI), first).l1 == 8 * GI
+
+
+def test_l0_in_shared_memory_stays_too(revision: Make, facts: Make) -> None:
+    spec = revision(tiers={"hbm": {"size": "10Gi"}, "dram": {"size": "90Gi"}})
+    limit = MemoryLimit(512 * GI, "this machine's memory", 2 * GI, 42 * GI)
+    given = {"device": Device("cpu", 0, 20 * GI), "memory": limit}
+    first = plan(spec, facts(**given))
+    assert (first.l0, first.l1) == (10 * GI, 30 * GI)
+    given["memory"] = MemoryLimit(512 * GI, "this machine's memory", 2 * GI, 0)
+    again = plan(spec, facts(**given, arenas_held=40 * GI), first)
+    assert (again.l0, again.l1) == (first.l0, first.l1)
+
+
 def test_shared_memory_clamps(revision: Make, facts: Make) -> None:
     budgets = plan(revision(), facts(shm_available=10 * GI))
     assert budgets.l1 == 10 * GI

@@ -13,6 +13,7 @@ from kvtier_agent.node.lifecycle import Phase
 from kvtier_agent.node.revision import NOTHING
 from kvtier_agent.supervise import Heart
 from kvtier_api.reasons import Reason
+from structlog.testing import capture_logs
 
 GI = 1 << 30
 Make = Callable[..., Any]
@@ -55,6 +56,46 @@ def test_a_revision_is_prepared_then_put_in_force_and_kept(
     assert (view.in_force, view.generation, view.refusal) == (one.revision, 3, None)
     world.turn(1.0)
     assert tiers.calls == ["prepare", "reconfigure"], "the same word again is no work"
+
+
+def test_a_refusal_names_the_last_good_revision_only_where_there_is_one(
+    tiers: Any, facts: Make, wanted: Make
+) -> None:
+    world = World(tiers, facts())
+    good, bad = wanted(), wanted(tiers={"nvme": nvme("data9")})
+    with capture_logs() as lines:
+        world.control.say(bad, None)
+        world.turn()
+    (line,) = lines
+    assert line["event"] == "revision cannot be applied, and none is in force"
+    assert "in_force" not in line
+    world.control.say(good, None)
+    world.turn(1.0)
+    with capture_logs() as lines:
+        world.control.say(bad, None)
+        world.turn(1.0)
+    (line,) = lines
+    assert "the last good one stays in force" in line["event"]
+    assert line["in_force"] == good.revision[:10]
+
+
+def test_memory_that_others_take_shrinks_nothing_that_is_in_force(
+    tiers: Any, facts: Make, wanted: Make
+) -> None:
+    def available(size: int) -> Facts:
+        made: Facts = facts(memory=MemoryLimit(512 * GI, "the machine", 2 * GI, size))
+        return made
+
+    world = World(tiers, available(50 * GI))
+    world.control.say(wanted(), None)
+    world.turn()
+    assert tiers.budgets.l1 == 48 * GI
+    world.facts = available(1 * GI)
+    world.turn(RETRY_SECONDS)
+    assert tiers.budgets.l1 == 48 * GI
+    world.control.say(wanted(replacement={"coolDownSeconds": 7}), None)
+    world.turn(1.0)
+    assert tiers.budgets.l1 == 48 * GI, "an edit that is about something else"
 
 
 def test_a_refused_revision_leaves_the_last_good_one_and_is_tried_again_later(

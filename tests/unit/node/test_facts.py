@@ -15,7 +15,10 @@ def machine(root: Path, membership: str, limits: dict[str, str]) -> tuple[Path, 
     proc, cgroup = root / "proc", root / "cgroup"
     (proc / "self").mkdir(parents=True)
     (proc / "self" / "cgroup").write_text(membership)
-    (proc / "meminfo").write_text(f"MemTotal: {64 * GI // 1024} kB\nMemFree: 1 kB\n")
+    (proc / "meminfo").write_text(
+        f"MemTotal: {64 * GI // 1024} kB\nMemFree: 1 kB\nMemAvailable: {7 * GI // 1024} kB\n"
+        "HugePages_Total: 0\n"
+    )
     for path, text in limits.items():
         file = cgroup / path
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -69,7 +72,8 @@ POD = "the Pod's memory limit"
 def test_memory_limit(
     tmp_path: Path, membership: str, limits: dict[str, str], size: int, source: str
 ) -> None:
-    assert limit(tmp_path, membership, limits) == MemoryLimit(size, source, 2 * GI)
+    available = None if source == POD else 7 * GI
+    assert limit(tmp_path, membership, limits) == MemoryLimit(size, source, 2 * GI, available)
 
 
 def test_without_proc_there_is_no_figure(tmp_path: Path) -> None:
