@@ -211,6 +211,11 @@ class ControlPlane:
         return done
 
     @property
+    def kubectl_file(self) -> Path:
+        """The kubectl that :meth:`kubectl` runs, for commands that call it by themselves."""
+        return self._kubectl_path()
+
+    @property
     def audit_log(self) -> Path:
         """The audit log: one JSON object (``audit.k8s.io/v1`` Event) per line and write."""
         if not self._audit:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
+import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -248,6 +251,46 @@ def test_an_agent_is_refused_on_another_node(installed: Any, agent: Callable[...
     said = "an agent on node node-a may update the status of KVTierNode node-a only, not of node-b"
     refused(lambda: agent("node-b", STATUS), said)
     assert agent("node-a", STATUS) == ""
+
+
+def test_the_documented_check_works_from_an_administrators_kubeconfig(
+    installed: Any, agent: Callable[..., str], tmp_path: Path
+) -> None:
+    """The commands of rbac.md under "Check it", as they stand there."""
+    if shutil.which("jq") is None:
+        pytest.skip("no jq on this machine; the documented commands use it")
+    text = RBAC.read_text()
+    block = text[text.index("Check it:") :].split("```")[1]
+    lines = [x for x in block.splitlines() if x and x != "console" and not x.startswith("...")]
+    script = "\n".join(line.removeprefix("$ ") for line in lines)
+    assert "POD-ON-NODE-A" in script
+    script = script.replace("POD-ON-NODE-A", "agent-a")
+    said = "an agent on node node-a may update the status of KVTierNode node-a only, not of node-b"
+    kubectl = tmp_path / "bin" / "kubectl"
+    kubectl.parent.mkdir()
+    kubectl.symlink_to(installed.plane.kubectl_file)
+    # It holds a client certificate, as an administrator's often does.
+    environment = {
+        "PATH": f"{kubectl.parent}:{os.environ['PATH']}",
+        "HOME": str(tmp_path),
+        "KUBECONFIG": str(installed.plane.kubeconfig),
+    }
+
+    def run(node: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            ["bash", "-c", script.replace("name: node-b", f"name: {node}")],
+            cwd=tmp_path,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+
+    refused(lambda: run("node-b").stderr, said)
+    allowed = run("node-a")
+    assert allowed.stderr == ""
+    assert "kvtiernode.kvtier.io/node-a serverside-applied" in allowed.stdout
+    assert list(tmp_path.glob("token")) == []
 
 
 def test_an_agent_is_refused_on_the_spec(installed: Any, agent: Callable[..., str]) -> None:
