@@ -41,6 +41,7 @@ from kvtier_agent.node.desired import Problem, Wanted
 from kvtier_agent.node.errors import ConfigurationError, StartError
 from kvtier_agent.node.facts import Device, Facts
 from kvtier_agent.node.memory import Memory
+from kvtier_agent.node.other_domains import sweep_memory, sweep_volumes
 from kvtier_agent.node.places import PlaceError, Places, held_bytes
 from kvtier_agent.node.rooms import Rooms
 from kvtier_agent.node.standalone import PolicyFile, PolicyFileError
@@ -132,6 +133,7 @@ class Agent:
         memory = Memory(self._places.state, settings.node_name or "")
         loop = self.loop = CacheLoop(self._server_settings(), version=agent_version())
         loop.lock()
+        self._sweep(self._places)
         self._step("device and caches")
         self._device = self._find_device()
         self._open_caches(loop, self._places)
@@ -169,6 +171,17 @@ class Agent:
             l0=settings.l0,
             native_extension=native.described(),
         )
+
+    def _sweep(self, places: Places) -> None:
+        """What other domains left: from memory now, for there may be no room for ours beside it;
+        from the volumes on the side, for a drive that hangs must not hold up the start."""
+        settings = self.settings
+        served = [domain.name for domain in settings.domain]
+        sweep_memory(places.arenas, settings.run_dir, served)
+        mounts = {volume.name: volume.path for volume in settings.volume}
+        threading.Thread(
+            target=sweep_volumes, args=(mounts, served), name="sweep-domains", daemon=True
+        ).start()
 
     def _start_http(self) -> None:
         address = self.settings.http
