@@ -2,7 +2,8 @@
 
 The group below knows names and one-line helps only; importing a sub-command's module, and with it
 torch or kopf, waits until that sub-command runs. A package that is not there is answered by the
-extra that brings it, and a ``UserError`` anywhere below is one line and exit code 1.
+extra that brings it, and a ``UserError`` anywhere below is one line and exit code 1, a
+``UsageError`` 2.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
 
-from kvtier_cli.output import FINDING, UserError, note
+from kvtier_cli.output import FINDING, USAGE, UsageError, UserError, note
 
 
 class Entry(NamedTuple):
@@ -39,12 +40,12 @@ COMMANDS: Final[dict[str, Entry]] = {
 
 @contextmanager
 def _mistakes(name: str) -> Iterator[None]:
-    """Turn what a user can mend into one line and exit code 1."""
+    """Turn what a user can mend into one line and exit code 1, or 2 where the call is wrong."""
     try:
         yield
     except UserError as error:
         note(f"error: {error}")
-        raise typer.Exit(FINDING) from None
+        raise typer.Exit(USAGE if isinstance(error, UsageError) else FINDING) from None
     except ModuleNotFoundError as error:
         package = (error.name or "").partition(".")[0]
         entry = COMMANDS.get(name)

@@ -21,7 +21,7 @@ from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings
 
 from kvtier_cli.environment import strays
-from kvtier_cli.output import JsonOption, UserError
+from kvtier_cli.output import JsonOption, UsageError, UserError
 
 __all__ = ["describe", "read_settings", "sentence", "settings_command"]
 
@@ -39,7 +39,8 @@ def settings_command(
     own_prefix: bool = False,
 ) -> None:
     """Adds one command to ``app`` whose options are the fields of ``settings``. ``run`` gets the
-    validated settings and returns the exit status. A mistake is one line and exit status 1.
+    validated settings and returns the exit status. A mistake is one line and exit status 1, in
+    an option's value 2.
 
     ``own_prefix``: no other command's variables begin with the prefix of this one's, so that an
     unknown one is a mistake. ``json_option``: the command has ``--json`` too, and ``run`` gets its
@@ -55,7 +56,7 @@ def settings_command(
         try:
             ready = read_settings(settings, said)
         except ValueError as e:
-            raise UserError(str(e)) from None
+            raise UsageError(str(e)) from None
         raise typer.Exit(run(ready, **extra))
 
     parameters = [_parameter(field, of, settings) for field, of in settings.model_fields.items()]

@@ -40,6 +40,10 @@ class UserError(Exception):
         return " ".join(super().__str__().split())
 
 
+class UsageError(UserError):
+    """A call that is wrong in itself, whatever the files it names hold: exit code 2."""
+
+
 def note(text: str) -> None:
     """A line for people, on standard error."""
     _say(text, sys.stderr)

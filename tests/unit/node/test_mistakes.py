@@ -92,6 +92,29 @@ def test_a_mistake_is_one_line_and_exit_status_1(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ([], "--policy"),
+        (["--policy", "p.yaml", "--volume", "data0"], "--volume: "),
+        (["--policy", "p.yaml", "--http", "nonsense"], "--http: "),
+        (["--policy", "p.yaml", "--lease-seconds", "soon"], "--lease-seconds: write a number"),
+    ],
+)
+def test_a_wrong_call_is_one_line_and_exit_status_2(arguments: list[str], sentence: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "kvtier_cli.main", "agent", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={k: v for k, v in os.environ.items() if k != "NODE_NAME"},
+    )
+    assert done.returncode == 2, done.stderr
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("error: ")
+    assert sentence in line
+
+
 def test_the_policy_file_is_missing(mistake: Start, tmp_path: Path) -> None:
     said = mistake(policy=tmp_path / "none.yaml")
     assert "No such file or directory; give --policy a file" in said

@@ -43,18 +43,18 @@ def kvtier(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "sentence"),
+    ("arguments", "sentence", "status"),
     [
-        (["--kubeconfig", "/nowhere/config"], "/nowhere/config: No such file or directory"),
-        (["--kubeconfig", __file__], "cannot use the kubeconfig"),
-        ([], "give --kubeconfig FILE"),
-        (["--write-concurrency", "0"], "--write-concurrency: write at least 1"),
-        (["--http", "8080"], "write HOST:PORT"),
+        (["--kubeconfig", "/nowhere/config"], "/nowhere/config: No such file or directory", 1),
+        (["--kubeconfig", __file__], "cannot use the kubeconfig", 1),
+        ([], "give --kubeconfig FILE", 1),
+        (["--write-concurrency", "0"], "--write-concurrency: write at least 1", 2),
+        (["--http", "8080"], "write HOST:PORT", 2),
     ],
 )
-def test_a_mistake_is_one_line(arguments: list[str], sentence: str) -> None:
+def test_a_mistake_is_one_line(arguments: list[str], sentence: str, status: int) -> None:
     answer = kvtier(*arguments)
-    assert answer.returncode == 1
+    assert answer.returncode == status
     assert sentence in answer.stderr
     assert "Traceback" not in answer.stderr
     said = [line for line in answer.stderr.splitlines() if not line.startswith("{")]
