@@ -21,7 +21,9 @@ checksum: Callable[[Any], int] = copier.checksum
 """Checksum of a buffer, as an unsigned integer."""
 
 
-def checksums(rows: NDArray[np.uint8], page_bytes: int) -> NDArray[np.uint64]:
-    """Checksum of the first `page_bytes` of each row of (n, slot_bytes)."""
-    starts = np.arange(len(rows), dtype=np.uint64) * np.uint64(rows.shape[1])
-    return copier.checksums(rows, starts, page_bytes)
+def checksums(
+    arena: NDArray[np.uint8], rows: NDArray[np.uint32], page_bytes: int
+) -> NDArray[np.uint64]:
+    """Checksum of the first `page_bytes` of some rows of an arena, (slots, slot_bytes)."""
+    starts = rows.astype(np.uint64) * np.uint64(arena.shape[1])
+    return copier.checksums(arena, starts, page_bytes)

@@ -134,11 +134,6 @@ def end_frame(count: int, nonce: int, offset: int) -> bytes:
     return _frame(_END_FRAME, _CHECKSUM.pack(count), nonce, offset)
 
 
-def frame_bytes(count: int) -> int:
-    """Bytes of one frame of `count` events."""
-    return _FRAME.size + count * EVENT.itemsize
-
-
 @dataclass(slots=True)
 class Scanner:
     """Reads frames from a file that is fed to it in pieces, whatever their size."""

@@ -33,7 +33,7 @@ from kvtier_agent.cache.moves import MoveStatus
 from kvtier_agent.cache.segment_sizes import slots_per_segment, slots_within
 from kvtier_agent.cache.settings import Durability
 from kvtier_agent.storage.batches import neighbours, status_of
-from kvtier_agent.storage.checksum import checksum
+from kvtier_agent.storage.checksum import checksums
 from kvtier_agent.storage.fileio import FileIO
 from kvtier_agent.storage.journal_files import JournalSettings
 from kvtier_agent.storage.journal_format import Identity
@@ -136,9 +136,7 @@ class L2:
         (None: as they are). Statuses per page, and the first error."""
         status = np.full(len(slots), MoveStatus.OK, dtype=np.uint8)
         size = self.geometry.page_bytes
-        for i, row in enumerate(rows.tolist()):
-            if checksum(arena[row, :size]) != int(stamp.checksums[i]):
-                status[i] = MoveStatus.BAD_PAGE
+        status[checksums(arena, rows, size) != stamp.checksums] = MoveStatus.BAD_PAGE
         errors: list[str] = []
         headers = HeaderBlock(len(slots))
         with self.lock:
@@ -203,7 +201,7 @@ class L2:
         self,
         slots: Slots,
         keys: NDArray[np.uint8],
-        checksums: NDArray[np.uint64],
+        sums: NDArray[np.uint64],
         arena: NDArray[np.uint8],
         rows: Slots,
     ) -> tuple[Statuses, str]:
@@ -224,9 +222,9 @@ class L2:
                 errors.append(f"read: {error.strerror or error}")
         good = headers.valid(len(slots), self.geometry.fingerprint, size)
         good &= (headers.fields["key"] == keys).all(axis=1)
-        good &= headers.fields["checksum"] == checksums
-        for i in np.flatnonzero((status == MoveStatus.OK) & good).tolist():
-            good[i] = checksum(arena[rows[i], :size]) == int(checksums[i])
+        good &= headers.fields["checksum"] == sums
+        there = (status == MoveStatus.OK) & good
+        good[there] = checksums(arena, rows[there], size) == sums[there]
         bad = (status == MoveStatus.OK) & ~good
         status[bad] = MoveStatus.BAD_PAGE
         if bad.any():
