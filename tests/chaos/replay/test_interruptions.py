@@ -7,15 +7,15 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from kvtier_agent.replay.sessions import SessionSettings, SessionTraffic
 from kvtier_agent.replay.trace import write_trace
+from leftovers import eventually, folders, processes
 
 KVTIER = (sys.executable, "-m", "kvtier_cli.main")
-FOLDERS = (Path("/dev/shm"), Path("/tmp"))
 
 
 @pytest.fixture(scope="module")
@@ -35,41 +35,14 @@ def running(trace: Path) -> Iterator[subprocess.Popen[str]]:
         text=True,
     )
     try:
-        assert eventually(lambda: len(folders(process.pid)) > 0 and agents(process.pid)), (
-            "the replay's own agent did not start"
-        )
+        assert eventually(
+            lambda: len(folders("replay", process.pid)) > 0 and processes("replay", process.pid)
+        ), "the replay's own agent did not start"
         time.sleep(1)
         yield process
     finally:
         process.kill()
         process.communicate()
-
-
-def folders(pid: int) -> list[Path]:
-    return [one for folder in FOLDERS for one in folder.glob(f"kvtier-replay-{pid}-*")]
-
-
-def agents(pid: int) -> list[int]:
-    """Processes whose command line names this replay's folders."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                line = (entry / "cmdline").read_bytes()
-            except OSError:
-                continue
-            if f"kvtier-replay-{pid}-".encode() in line:
-                found.append(int(entry.name))
-    return found
-
-
-def eventually(condition: Callable[[], object], seconds: float = 30) -> bool:
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        if condition():
-            return True
-        time.sleep(0.05)
-    return bool(condition())
 
 
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
@@ -82,8 +55,8 @@ def test_an_interrupted_replay_says_so_and_is_gone(
     assert out == ""
     assert "interrupted" in err
     assert "Traceback" not in err
-    assert not agents(running.pid)
-    assert not folders(running.pid)
+    assert not processes("replay", running.pid)
+    assert not folders("replay", running.pid)
 
 
 def test_a_killed_replay_takes_its_agent_and_folders_with_it(
@@ -91,15 +64,17 @@ def test_a_killed_replay_takes_its_agent_and_folders_with_it(
 ) -> None:
     running.kill()
     running.wait(10)
-    assert eventually(lambda: not agents(running.pid) and not folders(running.pid))
+    assert eventually(
+        lambda: not processes("replay", running.pid) and not folders("replay", running.pid)
+    )
 
 
 def test_a_replay_whose_agent_died_says_why(running: subprocess.Popen[str]) -> None:
-    for pid in agents(running.pid):
+    for pid in processes("replay", running.pid):
         os.kill(pid, signal.SIGKILL)
     out, err = running.communicate(timeout=60)
     assert running.returncode == 1
     assert out == ""
     assert "error: the agent ended" in err
     assert "Traceback" not in err
-    assert not folders(running.pid)
+    assert not folders("replay", running.pid)

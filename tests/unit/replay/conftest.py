@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
+import command_run
 import pytest
+from command_run import KVTIER, Done
 from kvtier_agent.replay.driver import new_seed
 from kvtier_agent.replay.own_agent import OwnAgent
 from kvtier_agent.replay.policyfile import load_policy, with_tiers
@@ -19,21 +17,6 @@ from kvtier_agent.replay.trace import write_trace
 
 PAGE_BYTES = 4096
 TIERS = {"l0": 256, "l1": 280, "l2": 8000}
-KVTIER = (sys.executable, "-m", "kvtier_cli.main")
-
-
-@dataclass(frozen=True)
-class Done:
-    """A command that has ended."""
-
-    status: int
-    out: str
-    err: str
-
-    @property
-    def json(self) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads(self.out)
-        return found
 
 
 @dataclass(frozen=True)
@@ -77,13 +60,8 @@ def replay(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Done]:
     """Runs `kvtier replay` with these arguments to its end."""
 
     def run(*arguments: object) -> Done:
-        done = subprocess.run(
-            [*KVTIER, "replay", *map(str, arguments)],
-            capture_output=True,
-            text=True,
-            cwd=tmp_path_factory.mktemp("replay"),
-            timeout=100,
+        return command_run.run(
+            "replay", *arguments, timeout=100, folder=tmp_path_factory.mktemp("replay")
         )
-        return Done(done.returncode, done.stdout, done.stderr)
 
     return run
