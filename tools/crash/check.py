@@ -12,20 +12,20 @@ from typing import Any
 import numpy as np
 from kvtier_agent.cache.moves import MoveStatus
 from kvtier_agent.cache.record import NO_SLOT, as_bytes_keys
-from kvtier_agent.cache.settings import Behaviour, Budgets, CacheSettings, Durability
-from kvtier_agent.storage.core import Core, CoreSettings
+from kvtier_agent.cache.settings import Behaviour, Budgets, Durability
+from kvtier_agent.storage.core import Core
 from kvtier_agent.storage.fileio import FileIO
 
 from crash.disk import CUTTABLE, Change, Cutter, RecordingIO
 from crash.workload import (
     DOMAIN,
     GEOMETRY,
-    MAXIMUM,
     PAGE,
     Released,
     Settings,
     Stored,
     Workload,
+    core_settings,
     page_of,
 )
 
@@ -128,22 +128,7 @@ def start(
     """Start an agent on `root` and judge what it found."""
     tally.cuts += 1
     durability: Durability = "async" if settings.durability == "none" else settings.durability
-    arena = root / "arena"
-    core = Core(
-        CoreSettings(
-            DOMAIN,
-            arena,
-            arena / "d.table",
-            {"data0": root / "data0"},
-            MAXIMUM,
-            MAXIMUM,
-            allow_root_filesystem=True,
-            synchronous=True,
-            keep_memory=False,
-            cache=CacheSettings(max_pages=1024),
-        ),
-        io=io,
-    )
+    core = Core(core_settings(root), io=io)
     try:
         behaviour = Behaviour(durability=durability)
         core.reconfigure(1.0, behaviour, Budgets(0, 0, settings.cap_bytes, ("data0",), 0))

@@ -59,6 +59,23 @@ def page_of(key: bytes) -> np.ndarray[Any, Any]:
     return np.random.default_rng(seed).integers(0, 256, PAGE, dtype=np.uint8)
 
 
+def core_settings(root: Path) -> CoreSettings:
+    """Of the core that the workload and the check after a cut run, in this folder."""
+    arena = root / "arena"
+    return CoreSettings(
+        DOMAIN,
+        arena,
+        arena / "d.table",
+        {"data0": root / "data0"},
+        MAXIMUM,
+        MAXIMUM,
+        allow_root_filesystem=True,
+        synchronous=True,
+        keep_memory=False,
+        cache=CacheSettings(max_pages=1024),
+    )
+
+
 class Workload:
     """`steps` rounds of chance over a volume in `root`, recorded by `io`."""
 
@@ -160,20 +177,7 @@ class Workload:
     def _start(self) -> Core:
         for name in ("data0", "arena"):
             (self.root / name).mkdir(exist_ok=True)
-        arena = self.root / "arena"
-        settings = CoreSettings(
-            DOMAIN,
-            arena,
-            arena / "d.table",
-            {"data0": self.root / "data0"},
-            MAXIMUM,
-            MAXIMUM,
-            allow_root_filesystem=True,
-            synchronous=True,
-            keep_memory=False,
-            cache=CacheSettings(max_pages=1024),
-        )
-        self.core = core = Core(settings, io=self.io)
+        self.core = core = Core(core_settings(self.root), io=self.io)
         before = self.recorded
         submit = core._mover.submit
 
