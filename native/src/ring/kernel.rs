@@ -136,39 +136,31 @@ impl Kernel {
         unsafe { self.ring.submitter().register_buffers_update(slot, &[memory], None) }
     }
 
-    /// The entry of a request. `vector` stays where it is until the entry is submitted.
-    pub fn entry(&self, request: &Request, vector: &mut [libc::iovec; 2]) -> Option<Entry> {
+    /// The entries of a request: one, or two where its payload lies in registered memory and a header
+    /// goes in front of it, for a vector cannot be of registered memory before 6.15, and never of two
+    /// buffers. The two are neighbours in the file and are given to the kernel together, which makes
+    /// one transfer of the drive of them. `vector` stays where it is until the entry is submitted.
+    /// None: the file has gone.
+    pub fn entries(
+        &self,
+        request: &Request,
+        vector: &mut [libc::iovec; 2],
+    ) -> Option<(Entry, Option<Entry>)> {
         let (file, flags) = match &self.files {
-            Files::Registered => (request.file as RawFd, Flags::FIXED_FILE),
+            Files::Registered => (types::Fd(request.file as RawFd), Flags::FIXED_FILE),
             Files::Open(table) => {
-                (table[request.file as usize].as_ref()?.as_raw_fd(), Flags::empty())
+                (types::Fd(table[request.file as usize].as_ref()?.as_raw_fd()), Flags::empty())
             }
         };
-        let file = types::Fd(file);
         let offset = request.file_offset;
         if request.operation == Operation::Flush {
             let flush = opcode::Fsync::new(file).flags(types::FsyncFlags::DATASYNC);
-            return Some(flush.build().flags(flags));
+            return Some((flush.build().flags(flags), None));
         }
         let writes = request.operation == Operation::Write;
-        let entry = if request.header_length > 0 && request.payload_length > 0 {
-            *vector = [
-                part(request.header, request.header_length),
-                part(request.payload, request.payload_length),
-            ];
-            if writes {
-                opcode::Writev::new(file, vector.as_ptr(), 2).offset(offset).build()
-            } else {
-                opcode::Readv::new(file, vector.as_ptr(), 2).offset(offset).build()
-            }
-        } else {
-            let (start, length) = if request.header_length > 0 {
-                (request.header, request.header_length)
-            } else {
-                (request.payload, request.payload_length)
-            };
+        let one = |start: usize, length: u32, offset: u64| {
             let memory = std::ptr::with_exposed_provenance_mut::<u8>(start);
-            match (self.slot_of(start, length as usize), writes) {
+            let entry = match (self.slot_of(start, length as usize), writes) {
                 (Some(slot), true) => {
                     opcode::WriteFixed::new(file, memory, length, slot).offset(offset).build()
                 }
@@ -177,9 +169,31 @@ impl Kernel {
                 }
                 (None, true) => opcode::Write::new(file, memory, length).offset(offset).build(),
                 (None, false) => opcode::Read::new(file, memory, length).offset(offset).build(),
-            }
+            };
+            entry.flags(flags)
         };
-        Some(entry.flags(flags))
+        if request.header_length == 0 {
+            return Some((one(request.payload, request.payload_length, offset), None));
+        }
+        let header = || one(request.header, request.header_length, offset);
+        if request.payload_length == 0 {
+            return Some((header(), None));
+        }
+        if self.slot_of(request.payload, request.payload_length as usize).is_some() {
+            let behind = offset + u64::from(request.header_length);
+            let payload = one(request.payload, request.payload_length, behind);
+            return Some((header(), Some(payload)));
+        }
+        *vector = [
+            part(request.header, request.header_length),
+            part(request.payload, request.payload_length),
+        ];
+        let entry = if writes {
+            opcode::Writev::new(file, vector.as_ptr(), 2).offset(offset).build()
+        } else {
+            opcode::Readv::new(file, vector.as_ptr(), 2).offset(offset).build()
+        };
+        Some((entry.flags(flags), None))
     }
 
     /// The registered buffer that holds all of this memory.

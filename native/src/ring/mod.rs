@@ -16,7 +16,7 @@ use pyo3::exceptions::{PyBlockingIOError, PyIndexError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
-use self::requests::{Command, Operation, Request, Shared};
+use self::requests::{Command, Completion, Operation, Request, Shared};
 use self::start::{event, failure, refused, start};
 use self::worker::Limits;
 use crate::buffers::{Span, numbers, writable};
@@ -172,10 +172,12 @@ impl Ring {
     /// offset in the arena, bytes of it, offset in `headers`, bytes of those, tag. The header goes
     /// in front of the payload in the file, in one transfer; either may have 0 bytes.
     ///
-    /// A tag comes back with the completion; it should be unique. All rows are taken, or none:
+    /// A tag comes back with the completion; it should be unique. `together`: the event descriptor is
+    /// raised once, when the last of them has completed. All rows are taken, or none:
     /// raises IndexError for memory or a file that is not there, ValueError for a row that makes no
     /// sense or a closed ring, BlockingIOError when `queue` is full.
-    fn submit(&self, rows: &Bound<'_, PyAny>) -> PyResult<()> {
+    #[pyo3(signature = (rows, together=false))]
+    fn submit(&self, rows: &Bound<'_, PyAny>, together: bool) -> PyResult<()> {
         let words = numbers(rows, "rows")?;
         if words.len() % COLUMNS != 0 {
             return Err(PyValueError::new_err(format!(
@@ -184,7 +186,7 @@ impl Ring {
             )));
         }
         let inner = self.inner()?;
-        let requests: Vec<Request> =
+        let mut requests: Vec<Request> =
             words.chunks_exact(COLUMNS).map(|row| inner.request(row)).collect::<PyResult<_>>()?;
         let n = requests.len();
         let taken = self.shared.open.fetch_add(n, Ordering::AcqRel);
@@ -195,6 +197,10 @@ impl Ring {
                 format!("{taken} transfers are open and {n} more than {} do not fit", self.queue),
             )));
         }
+        if together && n > 0 {
+            let group = self.shared.group(n);
+            requests.iter_mut().for_each(|request| request.group = group);
+        }
         self.shared.send(Command::Submit(requests));
         Ok(())
     }
@@ -204,7 +210,8 @@ impl Ring {
     fn collect<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyBytes>> {
         let completions = self.shared.collect();
         PyBytes::new_with(py, completions.len() * 16, |out| {
-            for (pair, (tag, result)) in out.chunks_exact_mut(16).zip(&completions) {
+            for (pair, Completion { tag, result, .. }) in out.chunks_exact_mut(16).zip(&completions)
+            {
                 pair[..8].copy_from_slice(&tag.to_ne_bytes());
                 pair[8..].copy_from_slice(&result.to_ne_bytes());
             }
@@ -258,6 +265,13 @@ impl Ring {
     #[getter]
     fn files_registered(&self) -> bool {
         self.files_registered
+    }
+
+    /// The errno with which the kernel gave the ring up, 0 while it works. What is asked of a broken
+    /// ring completes with that errno; what was in flight may never complete.
+    #[getter]
+    fn broken(&self) -> i32 {
+        self.shared.standing().broken
     }
 
     /// Are completions worked off by the waiting thread alone? (6.1 or newer)
@@ -345,6 +359,7 @@ impl Inner {
             payload: self.arena.start.addr() + offset as usize,
             payload_length: length as u32,
             tag,
+            group: 0,
         })
     }
 }

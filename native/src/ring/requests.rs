@@ -1,6 +1,6 @@
 //! What travels between the threads of Python and the thread of a ring: plain values.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::SyncSender;
@@ -26,12 +26,34 @@ pub struct Request {
     pub payload: usize,
     pub payload_length: u32,
     pub tag: u64,
+    /// Of the call of `submit` whose completions are told together; 0 for none.
+    pub group: u32,
 }
 
 impl Request {
     pub fn bytes(&self) -> u64 {
         u64::from(self.header_length) + u64::from(self.payload_length)
     }
+
+    pub fn ended(&self, result: i64) -> Completion {
+        Completion { tag: self.tag, result, group: self.group }
+    }
+}
+
+/// How a request ended: bytes or -errno.
+#[derive(Clone, Copy, Debug)]
+pub struct Completion {
+    pub tag: u64,
+    pub result: i64,
+    pub group: u32,
+}
+
+/// Completions that nobody has collected, and how many are still to come of each group.
+#[derive(Default)]
+struct Outbox {
+    done: Vec<Completion>,
+    groups: HashMap<u32, usize>,
+    last_group: u32,
 }
 
 /// What a thread of Python asks the ring's thread to do, in the order in which it was asked.
@@ -59,7 +81,7 @@ pub struct Standing {
 /// What both sides see.
 pub struct Shared {
     commands: Mutex<VecDeque<Command>>,
-    completions: Mutex<Vec<(u64, i64)>>,
+    outbox: Mutex<Outbox>,
     standing: Mutex<Standing>,
     changed: Condvar,
     /// Accepted and not collected yet.
@@ -79,7 +101,7 @@ impl Shared {
     pub fn new(wake: OwnedFd, ready: OwnedFd) -> Self {
         Self {
             commands: Mutex::default(),
-            completions: Mutex::default(),
+            outbox: Mutex::default(),
             standing: Mutex::default(),
             changed: Condvar::new(),
             open: AtomicUsize::new(0),
@@ -98,17 +120,44 @@ impl Shared {
         std::mem::take(&mut *lock(&self.commands))
     }
 
-    /// Results are bytes or -errno.
-    pub fn complete(&self, completions: &mut Vec<(u64, i64)>) {
-        if !completions.is_empty() {
-            lock(&self.completions).append(completions);
+    /// A new group of `n` requests: who waits is woken when the last of them has ended.
+    pub fn group(&self, n: usize) -> u32 {
+        let mut outbox = lock(&self.outbox);
+        outbox.last_group = outbox.last_group.wrapping_add(1).max(1);
+        let group = outbox.last_group;
+        outbox.groups.insert(group, n);
+        group
+    }
+
+    pub fn complete(&self, completions: &mut Vec<Completion>) {
+        if completions.is_empty() {
+            return;
+        }
+        let mut outbox = lock(&self.outbox);
+        let mut tell = false;
+        for completion in completions.iter() {
+            tell |= match outbox.groups.get_mut(&completion.group) {
+                Some(left) if *left > 1 => {
+                    *left -= 1;
+                    false
+                }
+                Some(_) => {
+                    outbox.groups.remove(&completion.group);
+                    true
+                }
+                None => true,
+            };
+        }
+        outbox.done.append(completions);
+        drop(outbox);
+        if tell {
             raise(&self.ready);
         }
     }
 
-    pub fn collect(&self) -> Vec<(u64, i64)> {
+    pub fn collect(&self) -> Vec<Completion> {
         settle(&self.ready);
-        let completions = std::mem::take(&mut *lock(&self.completions));
+        let completions = std::mem::take(&mut lock(&self.outbox).done);
         self.open.fetch_sub(completions.len(), Ordering::AcqRel);
         completions
     }

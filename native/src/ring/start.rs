@@ -19,8 +19,8 @@ pub fn start(shared: Arc<Shared>, limits: Limits, files: u32) -> PyResult<Starte
     let (tell, started) = sync_channel(1);
     let body = move || {
         block_signals();
-        // Room for the poll and for cancellations beside the transfers.
-        match Kernel::new((limits.depth as u32 + 2).next_power_of_two(), files) {
+        // A transfer has up to two entries; room for the poll and for cancellations beside them.
+        match Kernel::new((2 * limits.depth as u32 + 2).next_power_of_two(), files) {
             Ok(kernel) => {
                 let _ = tell.send(Ok((kernel.deferred, kernel.files_registered())));
                 Worker::new(kernel, shared, limits).run();

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use io_uring::{opcode, squeue, types};
 
 use super::kernel::Kernel;
-use super::requests::{Command, Operation, Request, Shared, Standing};
+use super::requests::{Command, Completion, Operation, Request, Shared, Standing};
 
 const READS_IN_A_ROW: u32 = 16;
 const WAKE: u64 = u64::MAX;
@@ -28,7 +28,12 @@ pub struct Limits {
 
 struct Flight {
     request: Request,
-    vector: Box<[libc::iovec; 2]>,
+    /// What its entry points to; the kernel alone reads it.
+    _vector: Box<[libc::iovec; 2]>,
+    /// Entries of it that the kernel still has.
+    entries: u32,
+    /// Bytes of those that it has done, or the first error.
+    result: i64,
 }
 
 /// A place for a transfer in flight. Its generation tells an answer that is meant for the transfer
@@ -49,7 +54,7 @@ pub struct Worker {
     bytes_in_flight: u64,
     /// Reads that were started while a write waited, since the last write.
     passed: u32,
-    completed: Vec<(u64, i64)>,
+    completed: Vec<Completion>,
     wake_armed: bool,
     closing: bool,
 }
@@ -86,7 +91,7 @@ impl Worker {
         let in_flight = self.in_flight();
         let error = if broken == 0 { libc::ECANCELED } else { broken };
         for request in self.reads.drain(..).chain(self.writes.drain(..)) {
-            self.completed.push((request.tag, -i64::from(error)));
+            self.completed.push(request.ended(-i64::from(error)));
         }
         self.shared.complete(&mut self.completed);
         if broken != 0 {
@@ -108,7 +113,7 @@ impl Worker {
             for command in self.shared.receive() {
                 match command {
                     Command::Submit(requests) => {
-                        let refused = requests.iter().map(|r| (r.tag, -i64::from(broken)));
+                        let refused = requests.iter().map(|r| r.ended(-i64::from(broken)));
                         self.completed.extend(refused);
                     }
                     Command::Pin { answer, .. } | Command::Unpin { answer, .. } => {
@@ -199,8 +204,13 @@ impl Worker {
         self.cancel_queued(&which);
         let mut asked = Vec::new();
         for (index, berth) in self.berths.iter().enumerate() {
-            if berth.flight.as_ref().is_some_and(|flight| which(&flight.request)) {
-                asked.push(name(index, berth.generation));
+            let Some(flight) = &berth.flight else { continue };
+            if which(&flight.request) {
+                let first = name(index, berth.generation);
+                asked.push(first);
+                if flight.entries > 1 {
+                    asked.push(first | SECOND);
+                }
             }
         }
         for transfer in asked {
@@ -215,7 +225,7 @@ impl Worker {
             queue.retain(|request| {
                 let cancelled = which(request);
                 if cancelled {
-                    self.completed.push((request.tag, -i64::from(libc::ECANCELED)));
+                    self.completed.push(request.ended(-i64::from(libc::ECANCELED)));
                 }
                 !cancelled
             });
@@ -237,17 +247,21 @@ impl Worker {
             queue.pop_front();
             self.passed = if write || self.writes.is_empty() { 0 } else { self.passed + 1 };
             let mut vector = Box::new([part_of_nothing(), part_of_nothing()]);
-            let Some(entry) = self.kernel.entry(&request, &mut vector) else {
-                self.completed.push((request.tag, -i64::from(libc::EBADF)));
+            let Some((entry, second)) = self.kernel.entries(&request, &mut vector) else {
+                self.completed.push(request.ended(-i64::from(libc::EBADF)));
                 continue;
             };
             self.free.pop();
             let berth = &mut self.berths[index];
             berth.generation = berth.generation.wrapping_add(1) & GENERATIONS;
-            let entry = entry.user_data(name(index, berth.generation));
-            berth.flight = Some(Flight { request, vector });
+            let first = name(index, berth.generation);
+            let entries = 1 + u32::from(second.is_some());
+            berth.flight = Some(Flight { request, _vector: vector, entries, result: 0 });
             self.bytes_in_flight += bytes;
-            self.push(&entry)?;
+            self.push(&entry.user_data(first))?;
+            if let Some(second) = second {
+                self.push(&second.user_data(first | SECOND))?;
+            }
         }
         Ok(())
     }
@@ -271,13 +285,15 @@ impl Worker {
                 WAKE => self.wake_armed = false,
                 CANCELLED => {}
                 transfer => {
-                    let index = (transfer & u64::from(u32::MAX)) as usize;
-                    let flight = self.berths.get_mut(index).and_then(|berth| berth.flight.take());
-                    if let Some(Flight { request, vector }) = flight {
-                        drop(vector);
+                    let index = (transfer & BERTH) as usize;
+                    let Some(berth) = self.berths.get_mut(index) else { continue };
+                    let Some(flight) = &mut berth.flight else { continue };
+                    flight.add(i64::from(completion.result()));
+                    if flight.entries == 0 {
+                        self.completed.push(flight.request.ended(flight.result));
+                        self.bytes_in_flight -= flight.request.bytes();
+                        berth.flight = None;
                         self.free.push(index);
-                        self.bytes_in_flight -= request.bytes();
-                        self.completed.push((request.tag, i64::from(completion.result())));
                     }
                 }
             }
@@ -286,6 +302,19 @@ impl Worker {
 }
 
 const GENERATIONS: u32 = 0x7FFF_FFFF;
+/// Names the second entry of a transfer.
+const SECOND: u64 = 1 << 31;
+const BERTH: u64 = SECOND - 1;
+
+impl Flight {
+    /// One of its entries has ended.
+    fn add(&mut self, result: i64) {
+        self.entries -= 1;
+        if self.result >= 0 {
+            self.result = if result < 0 { result } else { self.result + result };
+        }
+    }
+}
 
 fn name(index: usize, generation: u32) -> u64 {
     u64::from(generation) << 32 | index as u64

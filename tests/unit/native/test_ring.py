@@ -195,6 +195,26 @@ def test_a_thousand_transfers_from_several_threads(harness: Harness, file: int) 
     assert harness.ring.in_flight == 0
 
 
+def test_together_means_woken_once_when_the_last_has_ended(
+    harness: Harness, pipe: tuple[int, int], file: int
+) -> None:
+    hanging, good = harness.ring.add_file(pipe[0]), harness.ring.add_file(file)
+    rows = [row(file=good, offset=i * PAGE, length=PAGE, tag=i) for i in range(3)]
+    rows.append(row(file=hanging, offset=3 * PAGE, length=PAGE, tag=3))
+    harness.ring.submit(np.array(rows, np.uint64), together=True)
+    harness.submit(row(file=good, offset=4 * PAGE, length=PAGE, tag=4))
+    assert harness.wait(4) == [PAGE]  # and with it the others that have ended so far
+    harness.started(1)
+    assert not select.select([harness.ring], [], [], 0)[0]
+    os.write(pipe[1], b"last")
+    assert harness.wait(0, 1, 2, 3) == [PAGE, PAGE, PAGE, 4]
+    harness.ring.submit(np.empty((0, len(TRANSFER_COLUMNS)), np.uint64), together=True)
+    harness.ring.submit(np.array(rows[3:], np.uint64), together=True)
+    harness.results.clear()
+    harness.ring.cancel(np.array([3], np.uint64))
+    assert harness.wait(3) == [-errno.ECANCELED]
+
+
 def test_a_flush(harness: Harness, file: int) -> None:
     number = harness.ring.add_file(file)
     harness.submit(row(operation=FLUSH, file=number, tag=5))
