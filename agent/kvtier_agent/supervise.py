@@ -8,19 +8,23 @@ what then happens:
   the loop's name and that error, and the loop is started again after a back-off that doubles from
   0.1 s to 30 s (and starts over once a run has lasted longer than the back-off before it);
 - it hangs: after ``stuck_seconds`` without a beat health is red with its name. A thread cannot be
-  ended from outside, so that is all: the probe's failure makes the kubelet restart the agent;
+  ended from outside, so that is all: the probe's failure makes the kubelet restart the agent. What
+  may take longer, such as a batch on a slow drive, says so itself (``Heart.allowing``), so that the
+  time it is given is not given to the rest of its loop;
 - it was started again: health turns green once it has run for ``recover_seconds``.
 
 ``Supervisor.health`` only reads, from any thread, with the clock passed to the constructor.
-``Supervisor.kill`` is how tests and drills end a loop: its next beat raises ``LoopKilledError``.
+``Supervisor.kill`` is how tests and drills end a loop: its next beat raises ``LoopKilledError``;
+with ``Supervisor.hang`` its next beat does not return.
 """
 
 from __future__ import annotations
 
+import contextlib
 import random
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -50,16 +54,34 @@ class Heart:
         self._clock = clock
         self._last = clock()
         self._killed = threading.Event()
+        self._allowed = 0.0
+        self._moving = threading.Event()
+        self._moving.set()
+        self._stands = threading.Event()
 
     def beat(self) -> None:
         """The loop went round once; raises ``LoopKilledError`` when somebody killed it."""
         self.live()
+        if not self._moving.is_set():
+            self._stands.set()
+            self._moving.wait()
         if self._killed.is_set():
             raise LoopKilledError("killed on request")
 
     def live(self) -> None:
         """A sign of life in the middle of a long round, where nothing may be cut short."""
         self._last = self._clock()
+
+    @contextlib.contextmanager
+    def allowing(self, seconds: float) -> Iterator[None]:
+        """What is done inside may take so many seconds without a sign of life."""
+        self.live()
+        self._allowed = seconds
+        try:
+            yield
+        finally:
+            self.live()
+            self._allowed = 0.0
 
     def wait(self, seconds: float, slice_seconds: float = 1.0) -> bool:
         """Sleep ``seconds``, beating meanwhile; True when the loop is asked to stop."""
@@ -109,7 +131,6 @@ class _Loop:
     name: str
     target: Callable[[Heart], None]
     heart: Heart
-    stuck_seconds: float
     wake_up: Callable[[], None] | None = None
     restarts: int = 0
     down: bool = False
@@ -138,17 +159,14 @@ class Supervisor:
         self,
         name: str,
         target: Callable[[Heart], None],
-        stuck_seconds: float | None = None,
         wake: Callable[[], None] | None = None,
     ) -> None:
         """Run ``target(heart)`` in a thread called ``name`` until ``stop``.
 
-        ``stuck_seconds`` (default 5) is the age of the last beat at which health turns red;
         ``wake`` ends a wait inside the loop, so that it sees at once that it is to stop.
         Raises ``ValueError`` when a loop of that name exists already.
         """
-        limit = self._stuck_seconds if stuck_seconds is None else stuck_seconds
-        loop = _Loop(name, target, Heart(self._clock), limit, wake)
+        loop = _Loop(name, target, Heart(self._clock), wake)
         with self._lock:
             if name in self._loops:
                 raise ValueError(f"a loop named {name!r} runs already")
@@ -162,6 +180,7 @@ class Supervisor:
             loops = [x for x in self._loops.values() if names is None or x.name in names]
         for loop in loops:
             loop.heart.stopping.set()
+            loop.heart._moving.set()
             loop.wake.set()
             if loop.wake_up is not None:
                 loop.wake_up()
@@ -204,10 +223,18 @@ class Supervisor:
             loop.wake.set()
             threading.Thread(target=self._release_when_down, args=(loop,), daemon=True).start()
 
+    def hang(self, name: str) -> threading.Event:
+        """Hold the loop at its next beat until ``revive``. The event is set when it stands."""
+        heart = self._loops[name].heart
+        heart._moving.clear()
+        return heart._stands
+
     def revive(self, name: str) -> None:
-        """Let a loop that was killed with ``hold`` start again at once."""
+        """Let a loop that was killed with ``hold`` start again at once, or one that hangs go on."""
         loop = self._loops[name]
         loop.heart._killed.clear()
+        loop.heart._stands.clear()
+        loop.heart._moving.set()
         loop.wake.set()
 
     def _release_when_down(self, loop: _Loop) -> None:
@@ -223,7 +250,7 @@ class Supervisor:
         if loop.down_at is not None and now - loop.down_at < self._recover_seconds:
             return f"restarted, died before: {loop.error}"
         age = now - loop.heart._last
-        if age > loop.stuck_seconds:
+        if age > max(self._stuck_seconds, loop.heart._allowed):
             return f"stuck: no sign of life for {age:.1f} s"
         return ""
 

@@ -40,6 +40,10 @@ TURN_SECONDS: Final = 0.5
 RETRY_SECONDS: Final = 5.0
 """Between two tries of a refused revision, and between two looks at the facts."""
 DRIFT_PERCENT: Final = 5
+STUCK_SECONDS: Final = 300.0
+"""A turn may take so long without a sign of life. Memory for large arenas is had in steps, each a
+sign of life; what has none is finding the pages on large drives again, a minute, and a drive that
+answers slowly."""
 
 log = structlog.get_logger(__name__)
 
@@ -110,7 +114,8 @@ class Control:
         self._live = heart.live
         while not heart.stopping.is_set():
             heart.beat()
-            self.turn(self._clock())
+            with heart.allowing(STUCK_SECONDS):
+                self.turn(self._clock())
             self._wake.wait(TURN_SECONDS)
             self._wake.clear()
 

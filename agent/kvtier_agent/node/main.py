@@ -27,7 +27,7 @@ import threading
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import structlog
 
@@ -59,10 +59,6 @@ if TYPE_CHECKING:
     from kvtier_agent.node.cluster import Cluster
 
 __all__ = ["Agent", "StartError", "run"]
-
-CONTROL_STUCK_SECONDS: Final = 300.0
-"""Memory for large arenas is had in steps, each a sign of life; what has none is finding the pages
-on large drives again, a minute, and a drive that answers slowly."""
 
 log = structlog.get_logger(__name__)
 
@@ -153,7 +149,7 @@ class Agent:
             self.cluster = Cluster(settings.node_name, settings.kubeconfig, control, board.status)
             self.cluster.check()
             control.resume(wanted, grace_left)
-        self.supervisor.start("control", control.run, CONTROL_STUCK_SECONDS)
+        self.supervisor.start("control", control.run)
         self.supervisor.start("state", board.run)
         if self._file is not None:
             self.supervisor.start("policy-file", self._file.run)

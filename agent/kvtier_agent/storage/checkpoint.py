@@ -127,7 +127,7 @@ class Checkpointer:
     def start(self, start: Start | None, name: str) -> None:
         """Run the loop: under a supervisor, if there is one, else until `close`."""
         if start is not None:
-            start(name, self.run, STUCK_SECONDS)
+            start(name, self.run)
             return
         threading.Thread(target=self.run, args=(self._heart,), name=name, daemon=True).start()
 
@@ -152,7 +152,8 @@ class Checkpointer:
             if not journal.due:
                 continue
             try:
-                write_checkpoint(journal, _Pace(journal, heart))
+                with heart.allowing(STUCK_SECONDS):
+                    write_checkpoint(journal, _Pace(journal, heart))
             except _StoppedError:
                 continue
             except OSError as error:

@@ -23,8 +23,8 @@ from kvtier_agent.cache.moves import Move, MoveKind, MoveStatus, Outcome
 from kvtier_agent.storage.copier import Copier
 from kvtier_agent.supervise import Heart
 
-Start = Callable[[str, Callable[[Heart], None], float], None]
-"""Name, loop and the seconds without a beat after which it counts as stuck: `Supervisor.start`."""
+Start = Callable[[str, Callable[[Heart], None]], None]
+"""Name and loop: `Supervisor.start`."""
 
 Done = list[tuple[Move, Outcome]]
 
@@ -68,7 +68,7 @@ class Mover:
         self._hearts: list[Heart] = []
         for i in range(max(2, threads)):
             if start is not None:
-                start(f"{name}-{i}", self._run, STUCK_SECONDS)
+                start(f"{name}-{i}", self._run)
             else:
                 heart = Heart(time.monotonic)
                 self._hearts.append(heart)
@@ -131,9 +131,9 @@ class Mover:
             thread.join(CLOSE_SECONDS)
 
     def _take(self, heart: Heart) -> tuple[Move, bool] | None:
-        with self._ready:
-            while not self._closing and not heart.stopping.is_set():
-                heart.beat()
+        while not self._closing and not heart.stopping.is_set():
+            heart.beat()
+            with self._ready:
                 for number, queue in enumerate(self._queues):
                     writing = number == 2
                     if queue and not (writing and self._writers >= self._max_writers):
@@ -148,7 +148,8 @@ class Mover:
             move, writing = taken
             outcome = Outcome.uniform(move, MoveStatus.IO_ERROR, error="the mover died at it")
             try:
-                outcome = self._copier.execute(move)
+                with heart.allowing(STUCK_SECONDS):
+                    outcome = self._copier.execute(move)
             finally:
                 with self._ready:
                     self._queued -= move.bytes
