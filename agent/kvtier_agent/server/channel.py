@@ -173,6 +173,7 @@ class Channel:
             ended_connections=self.connections["ended"],
             failed_handshakes=self.connections["failed"],
             volumes=tuple(VolumeFigures(*figures) for figures in self.core.volumes()),
+            io_faults=self.core.io_faults(),
             restart=self.core.memory.restart.say(),
         )
 

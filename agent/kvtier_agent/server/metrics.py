@@ -60,6 +60,10 @@ _COUNTERS = (
     ("kv_clients_gone", "Clients that ended, in good order or not", "clients_gone"),
 )  # fmt: skip
 _TROUBLES = ("VolumeFull", "VolumeReadOnly", "VolumeUnusable")
+_FAULTS = dict.fromkeys(
+    ((o, f) for o in ("read", "write") for f in ("EIO", "ENOSPC", "short", "checksum", "slow")), 0
+)
+"""Shown from the start, so that the first one is a rise."""
 _REFUSALS = ("value", "space", "busy", "closed")
 
 
@@ -219,6 +223,13 @@ class AgentCollector:
                     )
         yield used
         yield trouble
+        faults = CounterMetricFamily(
+            "kv_io_faults", "Faults of drives", labels=["domain", "operation", "fault"]
+        )
+        for domain in domains:
+            for (operation, fault), count in sorted({**_FAULTS, **domain.io_faults}.items()):
+                faults.add_metric([domain.name, operation, fault], count)
+        yield faults
 
     def _gauges(self, domains: list[DomainSnapshot]) -> Iterable[Metric]:
         gauges: tuple[tuple[str, str, Callable[[DomainSnapshot], Any]], ...] = (

@@ -8,7 +8,7 @@ settled by ``accounting``.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from kvtier_agent.cache.geometry import Geometry
@@ -48,6 +48,8 @@ class DomainSnapshot:
     ended_connections: int
     failed_handshakes: int
     volumes: tuple[VolumeFigures, ...] = ()
+    io_faults: Mapping[tuple[str, str], int] = field(default_factory=dict)
+    """(operation, fault) -> how often a drive did that; see `storage.io_errors`."""
     restart: str = ""
     """What was taken over from the process before, for people; empty where nothing was there."""
 

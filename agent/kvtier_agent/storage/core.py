@@ -322,6 +322,10 @@ class Core:
         troubles = [(volume.name, volume.health.trouble) for volume in self._l2.volumes]
         return [(name, held.get(name, 0), t.reason if t else "") for name, t in troubles]
 
+    def io_faults(self) -> dict[tuple[str, str], int]:
+        """(operation, fault) -> how often a drive did that; see `io_errors`. Any thread."""
+        return self.nvme.errors.counts()
+
     def movers_alive(self) -> bool:
         """Do all mover threads run? For health."""
         return self._mover.alive()

@@ -96,3 +96,6 @@ class FileIO:
         """(bytes an ordinary user may still write, bytes in all) of the file system."""
         info = os.statvfs(folder)
         return info.f_bavail * info.f_frsize, info.f_blocks * info.f_frsize
+
+    def noticed(self, operation: str, fault: str, count: int = 1) -> None:
+        """What only the caller of a transfer can tell went wrong with it (`io_errors`)."""

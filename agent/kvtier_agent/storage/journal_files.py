@@ -154,6 +154,7 @@ class GrowingFile:
         self.reserve(self.end + len(data))
         done = self.io.write(self.fd, [data], self.end)
         if done != len(data):
+            self.io.noticed("write", "short")
             raise OSError(errno.EIO, f"short write of {done} instead of {len(data)} bytes")
         self.end += len(data)
 

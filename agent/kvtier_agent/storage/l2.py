@@ -228,6 +228,7 @@ class L2:
         bad = (status == MoveStatus.OK) & ~good
         status[bad] = MoveStatus.BAD_PAGE
         if bad.any():
+            self.io.noticed("read", "checksum", int(bad.sum()))
             errors.append(f"{int(bad.sum())} pages failed verification")
         return status, errors[0] if errors else ""
 
@@ -312,10 +313,14 @@ class L2:
                 memory[1] = 0
                 with held[0].in_use():
                     offset = first * self.stride
-                    done = self.io.write(held[0].fd, [memory[0]], offset)
-                    done += self.io.read(held[0].fd, [memory[1]], offset)
-                if done == 2 * self.stride and (memory[0] == memory[1]).all():
+                    wrote = self.io.write(held[0].fd, [memory[0]], offset)
+                    got = self.io.read(held[0].fd, [memory[1]], offset)
+                if (wrote, got) == (self.stride, self.stride) and (memory[0] == memory[1]).all():
                     status[i] = MoveStatus.OK
+                elif wrote != self.stride:
+                    self.io.noticed("write", "short")
+                else:
+                    self.io.noticed("read", "checksum" if got == self.stride else "short")
             except SegmentGoneError:
                 status[i] = MoveStatus.CANCELLED
             except OSError:

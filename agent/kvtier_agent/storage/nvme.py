@@ -16,6 +16,7 @@ from kvtier_agent.cache.settings import Behaviour, Budgets
 from kvtier_agent.storage import recovery
 from kvtier_agent.storage.checkpoint import Checkpointer
 from kvtier_agent.storage.fileio import FileIO
+from kvtier_agent.storage.io_errors import CountedIO, IOErrors
 from kvtier_agent.storage.l2 import L2
 from kvtier_agent.storage.mover import Start
 from kvtier_agent.storage.settings import CoreSettings
@@ -30,7 +31,8 @@ class NvmeTier:
         self.l2: L2 | None = None
         self.volumes: dict[str, Volume] = {}
         self._settings = settings
-        self._io = io
+        self.errors = IOErrors()
+        self._io = CountedIO(io, self.errors, slow_seconds=settings.slow_io_seconds)
         self._swept: set[str] = set()
         self._found = recovery.NOTHING
         self._checkpoints = Checkpointer(lambda: self.l2.journals.all() if self.l2 else [])

@@ -285,6 +285,7 @@ def _write_manifest(volume: Volume, geometry: Geometry) -> None:
         try:
             io.truncate(fd, 0)
             if io.write(fd, [text.encode()], 0) != len(text):
+                io.noticed("write", "short")
                 raise OSError(errno.ENOSPC, "No space left on device")
             io.flush(fd)
         finally:

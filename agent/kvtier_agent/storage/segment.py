@@ -211,6 +211,7 @@ class Segment:
                 self._leave_direct()
                 done = call(self.fd, buffers, offset)
             if done != len(part) * self.stride:
+                self._io.noticed(what, "short")
                 raise OSError(
                     5, f"short {what} of {done} instead of {len(part) * self.stride} bytes"
                 )

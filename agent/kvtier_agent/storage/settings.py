@@ -9,6 +9,7 @@ from pathlib import Path
 from kvtier_agent.cache.arena import ArenaError, ShmArena
 from kvtier_agent.cache.arena_cuda import CudaArena
 from kvtier_agent.cache.settings import CacheSettings
+from kvtier_agent.storage.io_errors import SLOW_SECONDS
 from kvtier_agent.storage.journal_files import JournalSettings
 from kvtier_agent.storage.volume import VolumeError
 
@@ -52,6 +53,8 @@ class CoreSettings:
     cache: CacheSettings = field(default_factory=CacheSettings)
     journal: JournalSettings = field(default_factory=JournalSettings)
     """Of L2: how large its logs grow, how fast checkpoints are written."""
+    slow_io_seconds: float = SLOW_SECONDS
+    """A call to a drive that takes longer is counted as slow."""
 
 
 @dataclass(frozen=True, slots=True)
