@@ -11,89 +11,20 @@ from __future__ import annotations
 
 import itertools
 import os
-import re
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
 from pydantic import AliasChoices, BeforeValidator, Field, JsonValue, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
+from kvtier_agent.setting_values import Domain, HttpAddress, VolumeMapping, one_folder
 from kvtier_agent.units import Bytes
 
 __all__ = ["AgentSettings", "Domain", "HttpAddress", "VolumeMapping"]
 
 ENV_PREFIX: Final = "KVTIER_AGENT_"
-_NAME = re.compile(r"\A[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?\Z")
 _LONGEST_SOCKET_PATH: Final = 100
 """Linux takes 107 bytes; the longest name of ours is added to the folder."""
-
-
-@dataclass(frozen=True, slots=True)
-class VolumeMapping:
-    """One ``--volume name=DIR``: the policy's name for it, and where it is on this machine."""
-
-    name: str
-    path: Path
-
-    @classmethod
-    def parse(cls, text: str) -> VolumeMapping:
-        name, sign, path = text.partition("=")
-        if not sign or not path or not _NAME.match(name):
-            raise ValueError(f"{text!r} is no volume; write name=DIR, as in data0=/mnt/data0")
-        if not path.startswith("/"):
-            path = str(Path.cwd() / path)
-        return cls(name, Path(path))
-
-    def __str__(self) -> str:
-        return f"{self.name}={self.path}"
-
-
-def _one_folder(one: Path, other: Path) -> bool:
-    try:
-        return one.samefile(other)
-    except OSError:  # not there, or not yet: the names have to tell
-        return os.path.normpath(one) == os.path.normpath(other)
-
-
-LARGEST_GID: Final = (1 << 32) - 2
-"""The kernel's own bound; the number above it stands for "no group"."""
-
-
-@dataclass(frozen=True, slots=True)
-class Domain:
-    """One trust domain: its name is its socket's name; ``gid`` owns socket and arena."""
-
-    name: str
-    gid: int | None = None
-
-    @classmethod
-    def parse(cls, text: str) -> Domain:
-        name, sign, gid = text.partition(":")
-        if not _NAME.match(name) or (sign and not (gid.isdigit() and int(gid) <= LARGEST_GID)):
-            raise ValueError(f"{text!r} is no domain; write NAME or NAME:GID, as in search:2000")
-        return cls(name, int(gid) if sign else None)
-
-    def __str__(self) -> str:
-        return self.name if self.gid is None else f"{self.name}:{self.gid}"
-
-
-@dataclass(frozen=True, slots=True)
-class HttpAddress:
-    """Where ``/healthz``, ``/readyz`` and ``/metrics`` are served. Port 0 takes a free one."""
-
-    host: str
-    port: int
-
-    @classmethod
-    def parse(cls, text: str) -> HttpAddress:
-        host, sign, port = text.rpartition(":")
-        if not sign or not port.isdigit() or int(port) > 65535:
-            raise ValueError(f"{text!r} is no address; write HOST:PORT, as in 127.0.0.1:9476")
-        return cls(host.strip("[]") or "0.0.0.0", int(port))  # noqa: S104 - ":9476" asks for it
-
-    def __str__(self) -> str:
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
 def _each(parse: Any) -> Any:
@@ -290,6 +221,26 @@ class AgentSettings(BaseSettings):
         ge=1,
         le=3600,
     )
+    pin_seconds: float = _knob(
+        60.0,
+        "The pins of a client of which nothing was heard for so long end; clients of this release "
+        "give signs of life by themselves",
+        unit="seconds",
+        group=_LIMITS,
+        ge=1,
+        le=3600,
+    )
+    pin_percent: int = _knob(
+        25,
+        "Share of L0 and of L1 that clients may pin, all together; 0 refuses every pin",
+        unit="percent",
+        group=_LIMITS,
+        ge=0,
+        le=90,
+    )
+    max_pins: int = _knob(
+        16_384, "Pages that one client may pin", unit="pages", group=_LIMITS, ge=0, le=1_000_000
+    )
     max_clients: int = _knob(
         256, "Clients per trust domain", unit="clients", group=_LIMITS, ge=1, le=10_000
     )
@@ -373,7 +324,7 @@ class AgentSettings(BaseSettings):
             if twice:
                 raise ValueError(f"{what} {twice[0]} is given twice; give each name once")
         for one, other in itertools.combinations(self.volume, 2):
-            if _one_folder(one.path, other.path):
+            if one_folder(one.path, other.path):
                 raise ValueError(
                     f"--volume: {one.name} and {other.name} are one folder, {other.path}; give"
                     " each a folder of its own"

@@ -37,13 +37,14 @@ def inspect(
 ) -> None:
     """Show pages per tier and state, pins, ages and the largest prefixes of a running agent.
 
-    JSON: `run_dir`, and per trust domain in `domains`: `pages`, `bytes`, `pinned_pages`, `pins`,
-    `partial_pages`, `exempt_pages`, `states{..}`, `tiers{hbm,dram,nvme}{pages, bytes,
-    pinned_pages, idle_seconds{p50,p90,p99,max}}`, `top_prefixes[]{key, pages, bytes, hits,
-    longest_tokens, idle_seconds}`, `boot`, `restart{taken_over, dropped{reason: pages}, cold}`:
-    what the agent found of the one before it, and why it started cold, "" otherwise. `running`:
-    whether the agent lives; without it the figures are what the last one left, and the exit code
-    is 1.
+    JSON: `run_dir`, and per trust domain in `domains`: `pages`, `bytes`, `pinned_pages` (by
+    leases and by clients), `pins`, `client_pinned_pages`, `client_pinned_bytes`, `marked_pages`
+    (deleted or bad, not free yet), `partial_pages`, `exempt_pages`, `states{..}`,
+    `tiers{hbm,dram,nvme}{pages, bytes, pinned_pages, idle_seconds{p50,p90,p99,max}}`,
+    `top_prefixes[]{key, pages, bytes, hits, longest_tokens, idle_seconds}`, `boot`,
+    `restart{taken_over, dropped{reason: pages}, cold}`: what the agent found of the one before it,
+    and why it started cold, "" otherwise. `running`: whether the agent lives; without it the
+    figures are what the last one left, and the exit code is 1.
     """
     from kvtier_agent.settings import default_run_dir
 
@@ -119,7 +120,11 @@ def _restart(found: dict[str, Any]) -> str:
 def _show(result: dict[str, Any]) -> None:
     console = Console()
     for name, domain in result["domains"].items():
-        tiers = Table(title=f"{name}: {domain['pages']} pages, {domain['pinned_pages']} pinned")
+        kept = domain["client_pinned_pages"]
+        tiers = Table(
+            title=f"{name}: {domain['pages']} pages, {domain['pinned_pages']} pinned"
+            + (f" ({kept} by clients)" if kept else "")
+        )
         for column in ("tier", "pages", "MiB", "pinned", "idle p50 s", "idle max s"):
             tiers.add_column(column, justify="left" if column == "tier" else "right")
         for tier, figures in domain["tiers"].items():

@@ -19,6 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvtier_agent.cache import adoption
+from kvtier_agent.cache.asking import pages_to_load, prefix_of
+from kvtier_agent.cache.deletion import Deletion
 from kvtier_agent.cache.geometry import Geometry
 from kvtier_agent.cache.identity import NO_PARENT, KeyArray
 from kvtier_agent.cache.leases import LeaseBook
@@ -26,7 +28,9 @@ from kvtier_agent.cache.loads import Loads
 from kvtier_agent.cache.moves import Move, Outcome
 from kvtier_agent.cache.outcomes import Outcomes
 from kvtier_agent.cache.page_table import PageTable
-from kvtier_agent.cache.pressure import Level, lines
+from kvtier_agent.cache.parts import whole_pages
+from kvtier_agent.cache.pins import Pins
+from kvtier_agent.cache.pressure import Level
 from kvtier_agent.cache.puts import Puts
 from kvtier_agent.cache.record import NO_ROW, TIER_OF_STATE, Rows, State
 from kvtier_agent.cache.results import (
@@ -36,6 +40,7 @@ from kvtier_agent.cache.results import (
     CacheSnapshot,
     GateAnswer,
     LookupResult,
+    PinResult,
     PutResult,
     Registration,
     Ticket,
@@ -46,7 +51,6 @@ from kvtier_agent.cache.shelves import Shelves
 from kvtier_agent.cache.snapshot import take_snapshot
 from kvtier_agent.cache.traffic import Traffic
 from kvtier_agent.cache.worth import Worth
-from kvtier_agent.value import gate
 from kvtier_agent.value.costs import CostModel
 
 NO_BUDGETS = Budgets(0, 0, 0)
@@ -90,6 +94,8 @@ class Cache:
         self.book = LeaseBook(settings.lease_seconds)
         self.puts = Puts(self.shelves, self.traffic, self.worth, self.book)
         self.loads = Loads(self.shelves, self.traffic, self.worth, self.book)
+        self.pins = Pins(self.shelves, self.traffic, self.loads, settings)
+        self.deletion = Deletion(self.shelves, self.traffic)
         self.level = Level.NORMAL
         self._now = 0.0
 
@@ -129,7 +135,12 @@ class Cache:
         else:
             tiers = np.full(len(rows), MISS, dtype=np.uint8)
             tiers[there] = TIER_OF_STATE[self.table.state[rows[there]]]
-        return LookupResult(tiers, _prefix(tiers))
+        return LookupResult(tiers, prefix_of(tiers))
+
+    def lookup_whole(self, keys: KeyArray) -> LookupResult:
+        """Where pages of a tensor-parallel group are that every rank has its part of."""
+        tiers = whole_pages(lambda parts: self.lookup(parts).tiers, keys, self.geometry.tp)
+        return LookupResult(tiers, prefix_of(tiers))
 
     def gate(
         self,
@@ -142,23 +153,8 @@ class Cache:
         """How many of the leading pages to load. `tiers`: from `lookup`, of pages that start
         `depth` tokens into the request; `total_tokens`: the request's length (None: only the
         found pages are weighed); `slo_seconds`: None = the policy's."""
-        found = _prefix(tiers)
-        size, page = self.geometry.page_bytes, self.geometry.page_tokens
-        load = [self.costs.load_seconds(tier, size) for tier in (0, 1, 2)]
-        rest = 0.0
-        after = depth + page * found
-        if total_tokens is not None and total_tokens > after:
-            left = total_tokens - after
-            middle = after + left / 2
-            rest = left / self.worth.rate * (1 + middle / self.settings.parity_tokens)
         slo = self.behaviour.slo_seconds if slo_seconds is None else slo_seconds
-        counts = np.bincount(tiers[:found], minlength=3).tolist()
-        first = self.worth.recompute_first(depth)
-        answer = gate.decide_by_counts(counts, load, first, rest, slo)
-        if answer is None:
-            recompute = self.worth.recompute(depth + page * np.arange(found))
-            answer = gate.decide(np.array(load)[tiers[:found]], recompute, rest, slo)
-        return GateAnswer(answer.load, answer.reason)
+        return pages_to_load(self.worth, tiers, depth, total_tokens, slo)
 
     # -- putting and loading ----------------------------------------------------------------
 
@@ -244,10 +240,33 @@ class Cache:
         `seqs`: what has not changed since is dropped and counted."""
         self.loads.scrubbed(read, rows, seqs)
 
+    # -- keeping and deleting ---------------------------------------------------------------
+
+    def pin(self, now: float, client: int, keys: KeyArray) -> PinResult:
+        """Keep pages where they are, in HBM or DRAM (what lies in NVMe is read up), until `unpin`,
+        or the client ends or is silent for `pin_seconds`. Pinning again is no second pin."""
+        result = self.pins.pin(now, client, keys)
+        self._balance(now)
+        return result
+
+    def unpin(self, now: float, client: int, keys: KeyArray) -> int:
+        """End pins of this client; how many there were."""
+        count = self.pins.unpin(client, keys)
+        self._balance(now)
+        return count
+
+    def delete(self, now: float, keys: KeyArray) -> U8:
+        """No lookup finds these pages from now on; their bytes go in batches, those of pages that
+        are pinned, leased or moving after that. uint8 (n,) of DeleteStatus."""
+        status = self.deletion.delete(keys)
+        self._balance(now)
+        return status
+
     # -- ends -------------------------------------------------------------------------------
 
     def client_gone(self, now: float, client: int) -> None:
-        """Take back all leases and reservations of a client; its pending tickets are void."""
+        """Take back all that a client holds; its pending tickets are void."""
+        self.pins.end_all(client)
         for lease_id in sorted(self.book.by_client.get(client, ())):
             self.loads.release(now, client, lease_id)
         self.puts.give_up(client, self.book.reserved_rows(client))
@@ -255,9 +274,10 @@ class Cache:
         self._balance(now)
 
     def tick(self, now: float) -> list[Ticket]:
-        """Expire leases, reservations and deadlines; act on pressure. Tickets that timed out."""
+        """Expire what clients hold, and deadlines; act on pressure. Tickets that timed out."""
         tickets = self.loads.time_out(now)
         self.loads.expire(now)
+        self.pins.expire(now)
         for client, rows in self.book.expired_reservations(now):
             self.counters.expired_reservations += rows.size
             self.puts.give_up(client, rows)
@@ -266,11 +286,13 @@ class Cache:
 
     def next_due(self) -> float | None:
         """When `tick` has something to do next; None: nothing is waiting for the clock."""
-        times = [t for t in (self.book.next_due(), self.traffic.quarantine.next_due()) if t]
-        return min(times) if times else None
+        times = [self.book.next_due(), self.traffic.quarantine.next_due(), self.pins.next_due()]
+        times.append(self._now if self.deletion.waiting else None)
+        return min((time for time in times if time is not None), default=None)
 
     def drop_all(self, now: float) -> int:
-        """Drop every page that is not pinned, reserved or moving. How many."""
+        """Drop every page that is not leased, reserved or moving; pins end. How many."""
+        self.pins.lose_all()
         table = self.table
         rows = table.live_rows()
         state = table.state[rows]
@@ -290,11 +312,13 @@ class Cache:
         """A move ended. Tickets that are finished by it."""
         landed, failed = self.outcomes.finish(now, move, outcome)
         tickets = self.loads.landed(landed, failed)
+        self.pins.lose(failed)
         self._balance(now)
         return tickets
 
     def _balance(self, now: float) -> None:
         self._now = max(self._now, now)
+        self.deletion.collect()
         level = self.traffic.balance(now)
         if self.shelves.frozen.waiting and self.shelves.pools[0].available:
             self.traffic.promote(now, self.shelves.frozen.waiting_in_dram(self.table))
@@ -334,17 +358,10 @@ class Cache:
         limits[2] = min(limits[2], max(0, self.table.max_pages - limits[0] - limits[1]))
         self.shelves.pool2.shape(slots_per_segment(self.geometry.nvme_slot_bytes))
         self.shelves.limit((limits[0], limits[1], limits[2]))
-        traffic = self.traffic
-        traffic.lines = lines(limits[0], behaviour.tighten_percent, behaviour.demote_percent)
-        if limits[2]:
-            # A small tier keeps some slots free as well, so that a chain finds room at once.
-            high, low = self.settings.dram_high_percent, self.settings.dram_low_percent
-            traffic.high1 = min(limits[1] * high // 100, limits[1] - min(limits[1] // 8, 32))
-            traffic.low1 = min(limits[1] * low // 100, limits[1] - min(limits[1] // 4, 64))
-        else:  # dropping is instant: no slot needs to be free in advance
-            traffic.high1 = traffic.low1 = limits[1]
+        self.traffic.set_lines(limits)
+        self.pins.fit()
         ordinary = self.shelves.frozen.configure(
-            behaviour.frozen, self.geometry.slot_bytes, self.table
+            behaviour.frozen, self.geometry.slot_bytes, self.table, self.geometry.tp
         )
         self.shelves.stamp(ordinary)
         self._balance(now)
@@ -381,10 +398,3 @@ class Cache:
     def snapshot(self, now: float) -> CacheSnapshot:
         """Plain numbers for status and metrics."""
         return take_snapshot(self, now)
-
-
-def _prefix(tiers: NDArray[np.uint8]) -> int:
-    """How many pages from the first on are there without a gap."""
-    missing = tiers == MISS
-    first = int(missing.argmax()) if len(tiers) else 0
-    return first if len(tiers) and missing[first] else len(tiers)

@@ -55,6 +55,11 @@ class Counters:
     late_pages: int = 0  # landed after the deadline of the load that waited
     failed_moves: int = 0  # pages whose copy failed for any reason
     cancelled_moves: int = 0  # pages that were pinned while being moved, or not tried
+    pinned: int = 0  # pins made
+    refused_pins: int = 0
+    lost_pins: int = 0  # ended by the cache: a tier shrank, a read failed, all was dropped
+    expired_pins: int = 0  # of clients that were silent for too long
+    deleted_pages: int = 0  # marked by `delete`
     expired_leases: int = 0
     expired_reservations: int = 0
     clients_gone: int = 0

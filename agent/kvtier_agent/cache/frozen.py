@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from kvtier_agent.cache.identity import KEY_BYTES, KeyArray
 from kvtier_agent.cache.page_table import PageTable
+from kvtier_agent.cache.parts import part_key
 from kvtier_agent.cache.record import NO_ROW, Flag, Rows, State
 from kvtier_agent.cache.results import FrozenSnapshot
 from kvtier_agent.cache.settings import FrozenPrefix
@@ -60,9 +61,10 @@ class FrozenBook:
         return np.array(found, dtype=np.uint16) if any(found) else None
 
     def configure(
-        self, listed: tuple[FrozenPrefix, ...], slot_bytes: int, table: PageTable
+        self, listed: tuple[FrozenPrefix, ...], slot_bytes: int, table: PageTable, tp: int = 1
     ) -> Rows:
-        """New budgets. Returns the rows that became ordinary (they re-enter replacement)."""
+        """New budgets; listed keys are of pages, of which `tp` ranks have a part each. Returns the
+        rows that became ordinary (they re-enter replacement)."""
         for prefix in self._prefixes.values():
             prefix.listed = False
             prefix.max_pages = 0
@@ -74,7 +76,10 @@ class FrozenBook:
             prefix.max_bytes = entry.max_bytes
             prefix.max_pages = entry.max_bytes // slot_bytes
         self._by_key = {
-            key: self._ids[entry.name] for entry in reversed(listed) for key in entry.page_keys
+            part_key(key, rank, tp): self._ids[entry.name]
+            for entry in reversed(listed)
+            for key in entry.page_keys
+            for rank in range(tp)
         }
         self._claim_listed(table)
         self.waiting = True

@@ -18,6 +18,9 @@ ALIGNMENT = 4096
 MAX_PAGE_BYTES = 1 << 30
 """One page is at most 1 GiB: a registered I/O buffer cannot be larger."""
 
+MAX_TP = 1024
+"""Ranks of a tensor-parallel group: each has a record and a slot for its part of every page."""
+
 
 class GeometryError(ValueError):
     """A geometry that makes no sense; the message says what to write instead."""
@@ -57,6 +60,8 @@ class Geometry:
                 f"the KV of a token does not divide over tp={self.tp} ranks;"
                 " write a tp that divides layers x kv_heads x head_size"
             )
+        if self.tp > MAX_TP:
+            raise GeometryError(f"tp is {self.tp}; write a number of ranks from 1 to {MAX_TP}")
         if self.page_bytes > MAX_PAGE_BYTES:
             raise GeometryError(
                 f"a page would be {self.page_bytes} bytes, the limit is {MAX_PAGE_BYTES};"

@@ -6,6 +6,7 @@ A page's key is a chained hash, so it names the page's tokens *and everything be
     root        = H("R", fingerprint, tenant salt)
     key         = H("P", parent key, token ids as u32 little-endian, extras...)
     key         = H("D", parent key, digest)                         (an engine's own block hash)
+    part        = key XOR H("T", tp, rank)                           (one rank's part, where tp > 1)
 
 H is BLAKE2b with 16 bytes of digest, personalised `kvtier-page-1`. What goes in is framed without
 ambiguity: one tag byte, then each field as its length (u32 little-endian) and its bytes. So no two
@@ -54,6 +55,14 @@ def _hash(data: bytes) -> bytes:
 def root_key(fingerprint: bytes, tenant_salt: bytes = b"") -> bytes:
     """The parent of every first page of one model, layout and tenant."""
     return _hash(frame(b"R", fingerprint, tenant_salt))
+
+
+def rank_mask(rank: int, tp: int) -> bytes:
+    """What turns the key of a page into that of one rank's part of it, by XOR, in a tensor-parallel
+    group of `tp` ranks; zeros where there is one rank, so that its part is the page."""
+    if tp == 1:
+        return bytes(KEY_BYTES)
+    return _hash(frame(b"T", tp.to_bytes(4, "little"), rank.to_bytes(4, "little")))
 
 
 def child_key(

@@ -70,7 +70,7 @@ RECORD = np.dtype(
             "<u4",  # l1_slot
             "<u4",  # l2_slot: global; segment = slot // slots per segment, which names the volume
             "<u4",  # parent_row: where the parent was at insertion (check its key before use)
-            "<u4",  # pins: leases that hold the page
+            "<u4",  # pins: leases and pins that hold the page
             "<u4",  # hits: loads since it was stored
             "<u4",  # client that reserved it
             "<u2",  # domain
@@ -115,6 +115,7 @@ class Flag(IntEnum):
     PARTIAL = 2  # not a full page: never stored below L0
     L2_CLEAN = 4  # the copy in L2 equals the page
     DOOMED = 8  # out of the index; its slots go when the last pin or move ends
+    PINNED = 16  # a client pinned it (it counts in `pins` too)
 
 
 TRANSITIONS: dict[State, tuple[State, ...]] = {

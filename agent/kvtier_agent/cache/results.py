@@ -35,6 +35,23 @@ class CommitStatus(IntEnum):
     UNKNOWN = 1  # this client holds no reservation for the key (expired, aborted, never made)
 
 
+class PinStatus(IntEnum):
+    """What became of one key of a `pin`."""
+
+    PINNED = 0  # it stays until `unpin`; one in NVMe is on its way up
+    ABSENT = 1  # not in the cache, or still being written
+    REFUSED_SPACE = 2  # pins have their share of the tier, or DRAM has no slot to read it into
+    REFUSED_LIMIT = 3  # this client has as many pins as one may have
+
+
+class DeleteStatus(IntEnum):
+    """What became of one key of a `delete`."""
+
+    DELETED = 0  # nobody held it: its bytes go with the next batch
+    MARKED = 1  # not found any more; its bytes go with the last lease, pin or move
+    ABSENT = 2  # not in the cache, or still being written
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class LookupResult:
     """`tiers`: uint8 (n,), the tier of each page or MISS. `prefix`: leading pages that are hits."""
@@ -51,6 +68,14 @@ class PutResult:
     status: U8
     tier: U8
     offset: U64
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PinResult:
+    """Per key: `status` (PinStatus), and `tier` where the page was (MISS: absent)."""
+
+    status: U8
+    tier: U8
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -92,8 +117,8 @@ class Registration:
 @dataclass(frozen=True, slots=True)
 class TierSnapshot:
     """One tier. `capacity_bytes` in force (a multiple of the slot), `used_bytes` by slots taken
-    (copies on their way included), `pages` resident, `pinned_pages` under a lease,
-    `moving_pages` in or out right now."""
+    (copies on their way included), `pages` resident, `pinned_pages` held by leases and
+    pins, `moving_pages` in or out right now, `kept_pages` pinned by clients."""
 
     name: str
     capacity_bytes: int
@@ -103,6 +128,7 @@ class TierSnapshot:
     moving_pages: int
     high_water_bytes: int
     low_water_bytes: int
+    kept_pages: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,3 +169,6 @@ class CacheSnapshot:
     dead_bytes: int
     geometry: dict[str, int] = field(default_factory=dict)
     volumes: dict[str, str] = field(default_factory=dict)
+    client_pins: int = 0
+    marked_pages: int = 0
+    """Pages that were deleted, or found bad, and whose bytes are not free yet."""

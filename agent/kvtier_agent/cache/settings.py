@@ -119,10 +119,19 @@ class CacheSettings:
     """A move carries at most this many bytes (at least one page)."""
     max_leases_per_client: int = 4096
     """Leases one client may hold at a time, 1 to 10^6; a load past it is a miss."""
+    pin_seconds: float = 60.0
+    """The pins of a client of which nothing was heard for so long end, seconds, 1 to 3600."""
+    pin_percent: int = 25
+    """Part of the slots of L0 and of L1 that may be pinned, percent, 0 (no pins) to 90."""
+    max_pins_per_client: int = 16_384
+    """Pages one client may have pinned at a time, 0 to 10^6."""
     max_pages: int = 1 << 24
     """Most pages the page table may grow to (128 bytes each), 1024 to 2^28. L2 gets no more slots
     than that leaves for it."""
 
     def __post_init__(self) -> None:
+        _bounds(self, "pin_seconds", 1, 3600)
+        _bounds(self, "pin_percent", 0, 90)
+        _bounds(self, "max_pins_per_client", 0, 10**6)
         _bounds(self, "compaction_bytes_per_second", 0, 1 << 40)
         _bounds(self, "compaction_hot_percent", 0, 90)

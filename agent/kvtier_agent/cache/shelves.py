@@ -187,9 +187,14 @@ class Shelves:
         """Pages that must not be found any more; what is idle goes at once, the rest when its last
         pin or move ends."""
         rows = rows[~self.table.has(rows, Flag.DOOMED)]
+        self.mark(rows)
+        self.bury(rows)
+
+    def mark(self, rows: Rows) -> None:
+        """From now on no lookup finds these pages; whoever holds them keeps them. `bury` drops them
+        when they are idle."""
         self.table.unlink(rows)
         self.table.raise_flag(rows, Flag.DOOMED)
-        self.bury(rows)
 
     def bury(self, rows: Rows) -> None:
         """Drop those of `rows` that are doomed and idle."""

@@ -43,6 +43,7 @@ def take_snapshot(cache: Cache, now: float) -> CacheSnapshot:
                 moving_pages=int((here & moving).sum()),
                 high_water_bytes=water[number][0] * size,
                 low_water_bytes=water[number][1] * size,
+                kept_pages=cache.pins.held[number] if number < 2 else 0,
             )
         )
     geometry = cache.geometry
@@ -63,6 +64,8 @@ def take_snapshot(cache: Cache, now: float) -> CacheSnapshot:
         write_queue_bytes=traffic.write_queue_bytes,
         suspected_segments=shelves.pool2.suspects,
         dead_bytes=shelves.pool2.dead * cache.geometry.nvme_slot_bytes,
+        client_pins=cache.pins.count,
+        marked_pages=int(((table.flags[: table.capacity] & Flag.DOOMED) != 0)[state != 0].sum()),
         geometry={
             "page_bytes": geometry.page_bytes,
             "slot_bytes": geometry.slot_bytes,
@@ -106,8 +109,14 @@ def check_books(cache: Cache) -> None:
     for lease in cache.book.leases.values():
         for row in lease.rows[lease.held[: len(lease.rows)]].tolist():
             held[row] = held.get(row, 0) + 1
+    for row, kept in cache.pins.rows.items():
+        held[row] = held.get(row, 0) + len(kept.keys)
     pinned = rows[table.pins[rows] > 0]
     assert {int(r): int(table.pins[r]) for r in pinned} == held, "pins and leases differ"
+    flagged = rows[table.has(rows, Flag.PINNED)].tolist()
+    assert set(flagged) == set(cache.pins.rows), "a pin is not in its record"
+    assert sum(cache.pins.held) == len(flagged)
+    assert cache.pins.count == sum(len(kept.keys) for kept in cache.pins.rows.values())
     writing = rows[state == State.WRITING]
     promised = {row for mine in cache.book.reserved.values() for row in mine}
     assert set(writing.tolist()) == promised, "a reservation leaked"

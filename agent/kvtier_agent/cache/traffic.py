@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvtier_agent.cache.moves import Move, MoveKind
-from kvtier_agent.cache.pressure import Level, Lines
+from kvtier_agent.cache.pressure import Level, Lines, lines
 from kvtier_agent.cache.quarantine import Quarantine
 from kvtier_agent.cache.reclaim import Reclaim
 from kvtier_agent.cache.record import NO_SLOT, Flag, Rows, State, as_bytes_keys
@@ -205,6 +205,18 @@ class Traffic:
         return rows
 
     # -- balance ----------------------------------------------------------------------------
+
+    def set_lines(self, limits: list[int]) -> None:
+        """Water marks for tiers of so many slots, by the behaviour in force."""
+        behaviour, settings = self.worth.behaviour, self.worth.settings
+        self.lines = lines(limits[0], behaviour.tighten_percent, behaviour.demote_percent)
+        if limits[2]:
+            # A small tier keeps some slots free as well, so that a chain finds room at once.
+            high, low = settings.dram_high_percent, settings.dram_low_percent
+            self.high1 = min(limits[1] * high // 100, limits[1] - min(limits[1] // 8, 32))
+            self.low1 = min(limits[1] * low // 100, limits[1] - min(limits[1] // 4, 64))
+        else:  # dropping is instant: no slot needs to be free in advance
+            self.high1 = self.low1 = limits[1]
 
     def balance(self, now: float) -> Level:
         """Bring the tiers back below their water marks. The pressure level of L0 before it."""

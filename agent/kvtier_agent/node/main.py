@@ -247,6 +247,9 @@ class Agent:
         settings = self.settings
         return CacheSettings(
             lease_seconds=settings.lease_seconds,
+            pin_seconds=settings.pin_seconds,
+            pin_percent=settings.pin_percent,
+            max_pins_per_client=settings.max_pins,
             recompute_tokens_per_second=settings.recompute_tokens_per_second,
             write_queue_bytes=settings.write_queue,
             compaction_bytes_per_second=settings.compaction_rate,

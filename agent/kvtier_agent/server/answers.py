@@ -8,7 +8,7 @@ from enum import IntEnum
 import numpy as np
 from numpy.typing import NDArray
 
-from kvtier_agent.cache.results import PutStatus
+from kvtier_agent.cache.results import DeleteStatus, PinStatus, PutStatus
 
 
 class Stored(IntEnum):
@@ -24,6 +24,29 @@ class Stored(IntEnum):
     """The reservation was gone at the commit (it expired, or the agent restarted)."""
     NO_AGENT = 101
     """No agent, no answer in time, or it refused the whole call."""
+
+
+class Pinned(IntEnum):
+    """What became of one page of a ``pin``: the codes of ``PinStatus``, and the client's own."""
+
+    PINNED = PinStatus.PINNED
+    ABSENT = PinStatus.ABSENT
+    REFUSED_SPACE = PinStatus.REFUSED_SPACE
+    REFUSED_LIMIT = PinStatus.REFUSED_LIMIT
+    NO_AGENT = 101
+    """No agent, no answer in time, or it refused the whole call."""
+    UNSUPPORTED = 102
+    """The agent is of a release that knows no pins."""
+
+
+class Deleted(IntEnum):
+    """What became of one page of a ``delete``: the codes of ``DeleteStatus``, and the client's."""
+
+    DELETED = DeleteStatus.DELETED
+    MARKED = DeleteStatus.MARKED
+    ABSENT = DeleteStatus.ABSENT
+    NO_AGENT = Pinned.NO_AGENT
+    UNSUPPORTED = Pinned.UNSUPPORTED
 
 
 @dataclass(frozen=True, eq=False)

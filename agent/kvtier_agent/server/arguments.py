@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import operator
+import re
 from typing import Any, Final
 
 import numpy as np
@@ -26,6 +27,7 @@ NAME_CHARACTERS: Final = 256
 NAME_BYTES: Final = 1000
 """In UTF-8: four names and the numbers of a ``Hello`` fit into one header."""
 
+_TENANT: Final = re.compile("[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 WHAT_KEYS_ARE: Final = (
     "give (n, 16) uint8, bytes of a multiple of 16, or a list of 16 bytes each"
     " (other integers: .view(np.uint8))"
@@ -98,6 +100,15 @@ def rate(name: str, value: Any) -> float:
             f"{name} is {value!r}; give tokens per second from {p.LEAST_RATE:g} to {p.MOST_RATE:g}"
         )
     return real
+
+
+def tenant(value: Any) -> str:
+    """A tenant's name; "" for none."""
+    if not isinstance(value, str) or (value and not _TENANT.fullmatch(value)):
+        raise ValueError(
+            f"tenant is {value!r}; give up to 63 lower-case letters, digits and -, such as search"
+        )
+    return value
 
 
 def timeout(value: Any) -> float:

@@ -32,7 +32,14 @@ from kvtier_agent.cache.geometry import Geometry
 from kvtier_agent.cache.identity import root_key
 from kvtier_agent.server import arguments
 from kvtier_agent.server import protocol as p
-from kvtier_agent.server.answers import ClientCounters, Lookup, PutResult, Stored
+from kvtier_agent.server.answers import (
+    ClientCounters,
+    Deleted,
+    Lookup,
+    Pinned,
+    PutResult,
+    Stored,
+)
 from kvtier_agent.server.arguments import as_keys
 from kvtier_agent.server.connection import (
     AgentError,
@@ -40,12 +47,13 @@ from kvtier_agent.server.connection import (
     AgentTimeoutError,
     RefusedError,
 )
+from kvtier_agent.server.keeping import Keeping
 from kvtier_agent.server.lease import Lease, Reservation
 from kvtier_agent.server.link import Link
 from kvtier_agent.server.mapping import UnmappedError, rows_of
 
 
-class Client:
+class Client(Keeping):
     """A connection to the agent of one trust domain that mends itself. See the module's story."""
 
     def __init__(
@@ -54,17 +62,23 @@ class Client:
         geometry: Geometry,
         *,
         timeout_seconds: float = 1.0,
-        tenant_salt: bytes = b"",
+        tenant: str = "",
+        tenant_salt: bytes | None = None,
         name: str = "",
         raise_errors: bool = False,
         probe: bool = False,
         kv_pool_bytes: int = 0,
+        rank: int = 0,
     ) -> None:
         """``timeout_seconds`` bounds every question to the agent, the wait for its turn among this
         client's threads included (default 1 s; a ``load`` has its own deadline more, where one is
-        given; a ``put`` asks twice). ``tenant_salt`` enters ``root``: tenants share no page.
+        given; a ``put`` asks twice). ``tenant``: for whom these pages count where a policy has
+        quotas (lower-case letters, digits and -). ``tenant_salt`` enters ``root``, so that tenants
+        share no page; by default the tenant's name. Tenants with one salt share.
         ``raise_errors``: raise ``AgentError`` instead of answering "nothing cached".
         ``kv_pool_bytes``: size of the engine's own KV pool on this rank, where it is L0.
+        ``rank``: of ``geometry.tp``. What is put, loaded and pinned are this rank's parts of pages;
+        ``lookup`` counts a page when every rank's part is there, ``delete`` deletes all of them.
 
         An agent that is not there, or that refuses this client, is no error here either: see
         ``connected`` and ``counters.last_error``. Arguments that no agent could make sense of raise
@@ -72,7 +86,9 @@ class Client:
         """
         self.geometry = arguments.geometry_names(geometry)
         self.timeout_seconds = timeout_seconds = arguments.timeout(timeout_seconds)
-        self.root = root_key(geometry.fingerprint, tenant_salt)
+        tenant = arguments.tenant(tenant)
+        salt = tenant.encode() if tenant_salt is None else tenant_salt
+        self.root = root_key(geometry.fingerprint, salt)
         """Parent key of every first page of this geometry and tenant."""
         self.page_bytes = geometry.page_bytes
         self._link = Link(
@@ -83,6 +99,8 @@ class Client:
             probe=probe,
             raise_errors=raise_errors,
             kv_pool_bytes=arguments.whole("kv_pool_bytes", kv_pool_bytes, arguments.MOST_NUMBER),
+            rank=arguments.whole("rank", rank, geometry.tp - 1),
+            tenant=tenant,
         )
 
     # -- the request path ------------------------------------------------------------------------
@@ -323,8 +341,10 @@ __all__ = [
     "AgentTimeoutError",
     "Client",
     "ClientCounters",
+    "Deleted",
     "Lease",
     "Lookup",
+    "Pinned",
     "PutResult",
     "RefusedError",
     "Reservation",

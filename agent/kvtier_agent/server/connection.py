@@ -34,6 +34,8 @@ R = TypeVar("R", bound=p.Reply)
 Buffer = bytes | memoryview
 MOST_UNANSWERED = 1024
 """Timed-out requests that are remembered for their late answers."""
+SIGNS_OF_LIFE = 4
+"""How many an agent gets within the time that pins last without any."""
 
 
 class AgentError(Exception):
@@ -70,6 +72,8 @@ class Connection:
         name: str = "",
         probe: bool = False,
         kv_pool_bytes: int = 0,
+        rank: int = 0,
+        tenant: str = "",
         timeout_seconds: float = 1.0,
     ) -> None:
         """Say hello, take up the lifeline, map the arenas.
@@ -80,6 +84,9 @@ class Connection:
         self._late: dict[int, bytes] = {}
         self.late_answers = 0
         """Answers that came after their call had given up."""
+        self.holds_pins = False
+        """Pages may be pinned over this connection: the agent is to hear of it now and then."""
+        self._spoke = 0.0
         self._context = zmq.Context(io_threads=1)
         self._socket = self._context.socket(zmq.DEALER)
         self._lifeline: socket.socket | None = None
@@ -91,7 +98,7 @@ class Connection:
             hello = p.Hello(
                 self.next_id(), p.OLDEST_PROTOCOL, p.PROTOCOL, p.ARENA_LAYOUT, KEY_VERSION,
                 geometry, name[: p.MAX_NAME_BYTES], os.getpid(), probe,
-                kv_pool_bytes,
+                kv_pool_bytes, rank, tenant,
             )  # fmt: skip
             self.welcome, _ = self.request(hello, (), timeout_seconds, p.Welcome)
             self._hold_lifeline(path)
@@ -169,8 +176,15 @@ class Connection:
 
     def send(self, message: p.Request, buffers: Sequence[Buffer] = ()) -> None:
         """Send a message that wants no reply; dropped when the agent does not take messages."""
+        self._spoke = time.monotonic()
         with contextlib.suppress(zmq.ZMQError):
             self._socket.send_multipart([p.encode(message), *buffers], zmq.NOBLOCK)
+
+    def keep_pins(self) -> None:
+        """Pins end when the agent hears nothing for too long: give a sign of life in time."""
+        silent = time.monotonic() - self._spoke
+        if self.holds_pins and silent * 1000 * SIGNS_OF_LIFE > self.welcome.pin_milliseconds:
+            self.send(p.Ping(0))
 
     def next_id(self) -> int:
         """A new request id."""
@@ -200,6 +214,7 @@ class Connection:
 
     def _put_on_wire(self, frames: list[Buffer], end: float) -> None:
         """Send; with IMMEDIATE set a socket that is not connected yet takes nothing."""
+        self._spoke = time.monotonic()
         while True:
             try:
                 self._socket.send_multipart(frames, zmq.NOBLOCK)

@@ -15,15 +15,17 @@ from typing import Any, Final
 import numpy as np
 import structlog
 
-from kvtier_agent.cache.geometry import Geometry, GeometryError
+from kvtier_agent.cache.geometry import Geometry
 from kvtier_agent.cache.identity import KEY_BYTES, KEY_VERSION, NO_PARENT
+from kvtier_agent.cache.parts import part_key, part_keys
 from kvtier_agent.cache.results import MISS, Ticket
 from kvtier_agent.server import protocol as p
 from kvtier_agent.server.accounting import Accounts
+from kvtier_agent.server.holding import Holding
+from kvtier_agent.server.occupancy import Occupancy, RefusedRequestError
 from kvtier_agent.server.sessions import Session, Sessions
 from kvtier_agent.server.settings import ServerSettings, TrustDomain
 from kvtier_agent.server.tracing import Tracing
-from kvtier_agent.storage.core import CoreError
 
 log = structlog.get_logger("kvtier.server")
 
@@ -33,14 +35,6 @@ _NO_BYTES: Final = b""
 MOST_PROBES: Final = 4
 QUIET_SECONDS: Final = 10.0
 """Refusals of one code are logged at most this often."""
-
-
-class _RefusedError(Exception):
-    """Answer with ``Refused``."""
-
-    def __init__(self, code: str, message: str) -> None:
-        super().__init__(message)
-        self.code = code
 
 
 class Dispatcher:
@@ -60,7 +54,6 @@ class Dispatcher:
         """``send``: puts a reply on the wire; ``statistics``: the values of a ``Statistics``."""
         self.sessions = sessions
         self.accounts = Accounts(settings.lease_seconds)
-        self.geometry: Geometry | None = None
         self.refused: Counter[str] = Counter()
         self.messages = 0
         self._core = domain.core
@@ -71,9 +64,9 @@ class Dispatcher:
         self._statistics = statistics
         self._tracing = tracing
         self._version = version
-        self._engine_left = float("-inf")
-        self._expected: Geometry | None = None
-        """Of the pages on the volumes, until the first engine has come."""
+        self._occupancy = Occupancy(
+            domain.name, domain.core, sessions, settings.geometry_grace_seconds, self.over
+        )
         self._parked: dict[int, tuple[Session, p.Load]] = {}
         self._said: dict[str, tuple[float, int]] = {}
         self._handlers: dict[type, Callable[[float, Session, Any, Frames], None]] = {
@@ -86,13 +79,19 @@ class Dispatcher:
             p.Stats: self._stats,
             p.Ping: self._ping,
         }
+        self._handlers |= Holding(
+            lambda: self._core.cache, self._keys, self._mine, self._fence, self._reply,
+            settings.max_keys,
+        ).handlers()  # fmt: skip
 
     def expect(self, now: float, left: Geometry | None) -> None:
-        """The sockets open. The engines of an earlier agent get the same time to come back as
-        those that leave this one; ``left``: the geometry of its pages on the volumes, None where
-        there are none (in memory the cache knows)."""
-        self._engine_left = now
-        self._expected = left
+        """The sockets open; see ``Occupancy.expect``."""
+        self._occupancy.expect(now, left)
+
+    @property
+    def geometry(self) -> Geometry | None:
+        """Of the clients there are; None before the first."""
+        return self._occupancy.geometry
 
     # -- in ----------------------------------------------------------------------------------------
 
@@ -109,13 +108,14 @@ class Dispatcher:
             if isinstance(request, p.Bye):
                 return self.sessions.of(identity)  # None where its lifeline ended first
             session = self._known(identity)
+            self._core.cache.pins.heard(now, session.number)
             with self._tracing.span(
                 type(request).__name__, {"kvtier.domain": self._name, "kvtier.client": session.name}
             ):
                 self._handlers[type(request)](now, session, request, frames)
         except p.MalformedError as error:
             self._refuse(now, identity, _number(frames), p.Code.MALFORMED, str(error))
-        except _RefusedError as error:
+        except RefusedRequestError as error:
             self._refuse(now, identity, _number(frames), error.code, str(error))
         except Exception as error:
             log.exception("request failed", domain=self._name)
@@ -134,8 +134,7 @@ class Dispatcher:
     def over(self, now: float, session: Session) -> None:
         """The client is gone, whatever the reason: everything it held goes back."""
         self.sessions.close(session)
-        if not session.probe:
-            self._engine_left = now
+        self._occupancy.left(now, session)
         for lease in [k for k, (owner, _) in self._parked.items() if owner is session]:
             del self._parked[lease]
         self._core.cache.client_gone(now, session.number)
@@ -151,7 +150,7 @@ class Dispatcher:
     def _hello(self, now: float, identity: bytes, hello: p.Hello) -> None:
         version = p.common_version((p.OLDEST_PROTOCOL, p.PROTOCOL), (hello.oldest, hello.newest))
         if version is None:
-            raise _RefusedError(
+            raise RefusedRequestError(
                 p.Code.PROTOCOL_VERSION,
                 f"this agent speaks protocol {p.OLDEST_PROTOCOL} to {p.PROTOCOL}, the client "
                 f"{hello.oldest} to {hello.newest}; use a client of this agent's release or the "
@@ -162,7 +161,7 @@ class Dispatcher:
             (p.Code.KEY_VERSION, "page keys of version", KEY_VERSION, hello.key_version),
         ):
             if ours != theirs:
-                raise _RefusedError(
+                raise RefusedRequestError(
                     code, f"this agent has {what} {ours}, the client {theirs}; update the older one"
                 )
         before = self.sessions.of(identity)
@@ -171,14 +170,14 @@ class Dispatcher:
         # Probes have places of their own: an agent with all the engines it may have is ready.
         most = MOST_PROBES if hello.probe else self._settings.max_clients
         if sum(session.probe == hello.probe for session in self.sessions) >= most:
-            raise _RefusedError(
+            raise RefusedRequestError(
                 p.Code.TOO_MANY_CLIENTS, f"{most} clients are connected, which is the limit"
             )
-        self._register(now, hello)
+        self._occupancy.admit(now, hello)
         layout = self._core.layout()
         geometry = self.geometry
         if layout is None or geometry is None:
-            raise _RefusedError(p.Code.NOT_READY, "the tiers are not set up yet; try again")
+            raise RefusedRequestError(p.Code.NOT_READY, "the tiers are not set up yet; try again")
         session = self.sessions.open(now, identity, hello, version)
         arenas = [
             p.ArenaInfo(a.tier, a.size_bytes, a.kind, a.chunk_bytes, list(a.handles))
@@ -189,69 +188,21 @@ class Dispatcher:
             layout.slot_bytes, geometry.page_tokens, self._settings.max_keys,
             int(self._settings.lease_seconds * 1000),
             int(self._settings.lifeline_grace_seconds * 1000), arenas, self._version,
+            int(self._core.cache.settings.pin_seconds * 1000),
         )  # fmt: skip
         self._reply(identity, welcome)
-
-    def _register(self, now: float, hello: p.Hello) -> None:
-        try:
-            geometry = hello.geometry.geometry()
-            self._wait_for_the_expected(now, hello, geometry)
-            answer = self._core.register(now, geometry)
-        except GeometryError as error:
-            raise _RefusedError(p.Code.GEOMETRY, str(error)) from None
-        except CoreError as error:
-            raise _RefusedError(p.Code.NOT_READY, str(error)) from None
-        if not answer.accepted:
-            self._take_over(now, hello, geometry, answer.reason)
-        self.geometry = self.geometry or geometry
-        self._expected = None
-
-    def _wait_for_the_expected(self, now: float, hello: p.Hello, geometry: Geometry) -> None:
-        """Refuses the engine of another model while pages on the volumes wait for theirs."""
-        expected = self._expected
-        if expected is None or expected == geometry or self._core.cache.shaped:
-            return
-        left = self._settings.geometry_grace_seconds - (now - self._engine_left)
-        if left > 0 or hello.probe:
-            raise _RefusedError(
-                p.Code.GEOMETRY,
-                f"the volumes hold pages of another model or layout ({expected.page_bytes} bytes,"
-                f" {expected.page_tokens} tokens a page), whose engines may come back; use another"
-                f" trust domain, or wait {max(1.0, left):.0f} s",
-            )
-
-    def _take_over(self, now: float, hello: p.Hello, geometry: Geometry, reason: str) -> None:
-        """Another model's engine: it gets the domain when those of the model before are gone."""
-        left = self._settings.geometry_grace_seconds - (now - self._engine_left)
-        if hello.probe or any(not session.probe for session in self.sessions):
-            raise _RefusedError(p.Code.GEOMETRY, reason)
-        if left > 0:
-            raise _RefusedError(
-                p.Code.GEOMETRY, f"{reason}, or wait {left:.0f} s: its engines have left"
-            )
-        for session in self.sessions:  # probes, of the old geometry
-            self.over(now, session)
-        self.geometry = None
-        try:
-            self._core.reshape(now, geometry)
-        except CoreError as error:
-            raise _RefusedError(p.Code.NOT_READY, str(error)) from None
-        log.info(
-            "another model has the trust domain; its tiers start cold", domain=self._name,
-            page_bytes=geometry.page_bytes, page_tokens=geometry.page_tokens,
-        )  # fmt: skip
 
     def _known(self, identity: bytes) -> Session:
         session = self.sessions.of(identity)
         if session is None:
-            raise _RefusedError(p.Code.UNKNOWN_CLIENT, "say hello first")
+            raise RefusedRequestError(p.Code.UNKNOWN_CLIENT, "say hello first")
         if session.lifeline is None:
-            raise _RefusedError(p.Code.NO_LIFELINE, "open the lifeline first")
+            raise RefusedRequestError(p.Code.NO_LIFELINE, "open the lifeline first")
         return session
 
     def _fence(self, boot: int) -> None:
         if boot != self._boot:
-            raise _RefusedError(
+            raise RefusedRequestError(
                 p.Code.STALE_BOOT, "the agent was restarted; what it granted before is void"
             )
 
@@ -262,16 +213,24 @@ class Dispatcher:
             raise p.MalformedError(f"{len(frames) - 1} buffers where {buffers} belong")
         most = self._settings.max_keys
         if len(frames[1]) > most * KEY_BYTES:
-            raise _RefusedError(
+            raise RefusedRequestError(
                 p.Code.TOO_MANY_KEYS,
                 f"{len(frames[1]) // KEY_BYTES} keys in one call; ask for at most {most}",
             )
         return p.keys_of(frames[1], most)
 
+    def _mine(self, session: Session, frames: Frames, buffers: int) -> Any:
+        """Keys of this client's parts of the pages that it names."""
+        return part_keys(self._keys(frames, buffers), session.rank, session.tp)
+
+    @staticmethod
+    def _parent(session: Session, parent: bytes) -> bytes:
+        return part_key(parent, session.rank, session.tp) if parent else NO_PARENT
+
     def _lookup(self, now: float, session: Session, request: p.Lookup, frames: Frames) -> None:
         keys = self._keys(frames, 1)
         cache = self._core.cache
-        found = cache.lookup(keys)
+        found = cache.lookup(keys) if session.tp == 1 else cache.lookup_whole(keys)
         slo = request.slo_milliseconds
         answer = cache.gate(
             found.tiers,
@@ -288,14 +247,14 @@ class Dispatcher:
         self._reply(session.identity, reply, found.tiers.tobytes())
 
     def _reserve(self, now: float, session: Session, request: p.Reserve, frames: Frames) -> None:
-        keys = self._keys(frames, 1)
+        keys = self._mine(session, frames, 1)
         if len(request.parent) not in (0, KEY_BYTES):
             raise p.MalformedError(f"parent of {len(request.parent)} bytes, write 16 or none")
         result = self._core.cache.reserve(
             now,
             session.number,
             keys,
-            parent=request.parent or NO_PARENT,
+            parent=self._parent(session, request.parent),
             depth=request.depth,
             partial_last=request.partial_last,
             frozen=request.frozen,
@@ -308,17 +267,17 @@ class Dispatcher:
 
     def _commit(self, now: float, session: Session, request: p.Commit, frames: Frames) -> None:
         self._fence(request.boot)
-        keys = self._keys(frames, 2)
+        keys = self._mine(session, frames, 2)
         sums = p.column(frames[2], "<u8", len(keys))
         status = self._core.cache.commit(now, session.number, keys, sums)
         self._reply(session.identity, p.Committed(request.id), status.tobytes())
 
     def _abort(self, now: float, session: Session, request: p.Abort, frames: Frames) -> None:
         self._fence(request.boot)
-        self._core.cache.abort(now, session.number, self._keys(frames, 1))
+        self._core.cache.abort(now, session.number, self._mine(session, frames, 1))
 
     def _load(self, now: float, session: Session, request: p.Load, frames: Frames) -> None:
-        keys = self._keys(frames, 1)
+        keys = self._mine(session, frames, 1)
         wait = min(request.deadline_milliseconds, self._settings.longest_deadline_milliseconds)
         ticket = self._core.cache.load(now, session.number, keys, now + wait / 1000)
         if ticket.done:
@@ -327,7 +286,9 @@ class Dispatcher:
             self._parked[ticket.lease] = (session, request)
 
     def _answer_load(self, now: float, session: Session, request: p.Load, ticket: Ticket) -> None:
-        if not session.probe and self.geometry is not None and len(ticket.tier):
+        # One part stands for the page: a group of ranks is not so many hits.
+        counted = not session.probe and session.rank == 0
+        if counted and self.geometry is not None and len(ticket.tier):
             self.accounts.loaded(
                 now, session.number, request.request, ticket.lease, ticket.tier,
                 self.geometry.page_tokens,

@@ -20,21 +20,27 @@ AGE_PERCENTILES: Final = (50, 90, 99, 100)
 def summarise(records: NDArray[Any], now: float, top: int = 10) -> dict[str, Any]:
     """The table's figures as plain JSON values.
 
-    ``pages``, ``bytes`` (payload), ``pinned_pages``, ``pins``, ``partial_pages``,
-    ``exempt_pages``; ``states`` and ``tiers`` (pages, bytes, pinned_pages, idle_seconds
-    percentiles); ``top_prefixes``: chains by pages, with ``key`` (hex) of their first page,
-    ``pages``, ``bytes``, ``hits``, ``longest_tokens`` (in front of the deepest), ``idle_seconds``.
+    ``pages``, ``bytes`` (payload), ``pinned_pages`` (by leases and by clients), ``pins``,
+    ``client_pinned_pages``, ``client_pinned_bytes``, ``marked_pages`` (deleted or bad, not free
+    yet), ``partial_pages``, ``exempt_pages``; ``states`` and ``tiers`` (pages, bytes,
+    pinned_pages, idle_seconds percentiles); ``top_prefixes``: chains by pages, with ``key`` (hex)
+    of their first page, ``pages``, ``bytes``, ``hits``, ``longest_tokens`` (in front of the
+    deepest), ``idle_seconds``.
     """
     tier = TIER_OF_STATE[records["state"]]
     sizes = records["size"].astype(np.int64)
     pinned = records["pins"] > 0
     idle = np.maximum(0.0, now - records["last_access"])
     flags = records["flags"]
+    kept = (flags & Flag.PINNED) != 0
     return {
         "pages": len(records),
         "bytes": int(sizes.sum()),
         "pinned_pages": int(pinned.sum()),
         "pins": int(records["pins"].sum()),
+        "client_pinned_pages": int(kept.sum()),
+        "client_pinned_bytes": int(sizes[kept].sum()),
+        "marked_pages": int(((flags & Flag.DOOMED) != 0).sum()),
         "partial_pages": int(((flags & Flag.PARTIAL) != 0).sum()),
         "exempt_pages": int(((flags & Flag.EXEMPT) != 0).sum()),
         "states": {

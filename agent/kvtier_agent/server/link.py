@@ -89,6 +89,8 @@ class Link:
         probe: bool,
         raise_errors: bool,
         kv_pool_bytes: int = 0,
+        rank: int = 0,
+        tenant: str = "",
     ) -> None:
         """Tries once to connect, for at most ``timeout_seconds``; then the keeper goes on."""
         self.path = path
@@ -98,6 +100,8 @@ class Link:
         self._name = name
         self._probe = probe
         self._kv_pool_bytes = kv_pool_bytes
+        self._rank = rank
+        self._tenant = tenant
         self._raise = raise_errors
         self._silent = 0
         self._rest_until = 0.0
@@ -150,7 +154,8 @@ class Link:
         try:
             connection = Connection(
                 self.path, self._geometry, name=self._name, probe=self._probe,
-                kv_pool_bytes=self._kv_pool_bytes, timeout_seconds=timeout_seconds,
+                kv_pool_bytes=self._kv_pool_bytes, rank=self._rank, tenant=self._tenant,
+                timeout_seconds=timeout_seconds,
             )  # fmt: skip
         except AgentError as error:
             self._note(error)
@@ -264,6 +269,8 @@ class Link:
                 self._drop()
             elif connection.late_answers > before:
                 self._answered()
+            if self.connection is connection:
+                connection.keep_pins()
 
     def outgrown(self, connection: Connection | None) -> None:
         """The agent has memory that this connection does not map: connect anew."""
@@ -277,15 +284,16 @@ class Link:
     def end_lease(self, connection: Connection, lease: int, bad: NDArray[Any]) -> None:
         """Release a lease, naming the pages that were bad; nothing where its agent is gone."""
         self.counters.bad_pages += len(bad)
-        if self._is_used(connection):
-            message = p.Release(0, connection.welcome.boot, lease)
-            self._held.turns.post(connection, message, (bad.tobytes(),))
+        self.post(connection, p.Release(0, connection.welcome.boot, lease), bad.tobytes())
 
     def abort(self, connection: Connection, keys: NDArray[np.uint8]) -> None:
         """Give reserved slots back; nothing where their agent is gone."""
+        self.post(connection, p.Abort(0, connection.welcome.boot), keys.tobytes())
+
+    def post(self, connection: Connection, message: p.Request, buffer: bytes) -> None:
+        """A message that wants no reply; nothing where its agent is gone."""
         if self._is_used(connection):
-            message = p.Abort(0, connection.welcome.boot)
-            self._held.turns.post(connection, message, (keys.tobytes(),))
+            self._held.turns.post(connection, message, (buffer,))
 
     def _is_used(self, connection: Connection | None) -> bool:
         """Is this the connection in use, of this process?"""

@@ -29,6 +29,7 @@ from prometheus_client.core import (
     Metric,
 )
 
+from kvtier_agent.server.holding_metrics import held_by_clients
 from kvtier_agent.server.latency import BOUNDS, Latency
 from kvtier_agent.server.snapshot import DomainSnapshot, ServerSnapshot
 from kvtier_agent.supervise import Supervisor
@@ -88,6 +89,7 @@ class AgentCollector:
         yield from self._counters(domains)
         yield from self._volumes(domains)
         yield from self._gauges(domains)
+        yield from held_by_clients(domains)
         posted = GaugeMetricFamily("kv_posted_calls", "Calls that wait for the cache thread")
         posted.add_metric([], snapshot.posted_calls)
         yield posted
@@ -158,7 +160,7 @@ class AgentCollector:
             ("kv_tier_capacity_bytes", "Capacity in force", "capacity_bytes"),
             ("kv_tier_used_bytes", "Bytes taken, copies on their way included", "used_bytes"),
             ("kv_tier_pages", "Pages resident", "pages"),
-            ("kv_tier_pinned_pages", "Pages under a lease", "pinned_pages"),
+            ("kv_tier_pinned_pages", "Pages held by leases and pins", "pinned_pages"),
             ("kv_tier_moving_pages", "Pages on their way in or out", "moving_pages"),
         ):
             family = GaugeMetricFamily(name, what, labels=["domain", "layer"])

@@ -13,9 +13,12 @@ request        buffers                     reply and its buffers
 ``Commit``     keys, checksum u64[n]       ``Committed``: status u8[n]
 ``Load``       keys                        ``Loaded``: tier u8[n], arena u8[n], offset u64[n],
                                            checksum u64[n]
+``Pin``        keys                        ``Pinned``: status u8[n], tier u8[n]
+``Delete``     keys                        ``Deleted``: status u8[n]
 ``Stats``      -                           ``Statistics``
 ``Ping``       -                           ``Pong``
 ``Abort``      keys                        none (one way)
+``Unpin``      keys                        none (one way)
 ``Release``    index u32[m] of bad pages   none (one way)
 ``Bye``        -                           none (one way)
 =============  ==========================  ==============================================
@@ -36,15 +39,16 @@ import struct
 from typing import Annotated, Any, Final
 
 import msgspec
-import numpy as np
-from numpy.typing import NDArray
 
 from kvtier_agent.cache.geometry import Geometry
 from kvtier_agent.cache.identity import KEY_BYTES
+from kvtier_agent.server.frames import MalformedError, column, common_version, keys_of
 
-PROTOCOL: Final = 1
-OLDEST_PROTOCOL: Final = 1
-"""The oldest version still spoken; PROTOCOL - 1 from the second version on."""
+PROTOCOL: Final = 2
+OLDEST_PROTOCOL: Final = PROTOCOL - 1
+"""The oldest version still spoken."""
+PINS_SINCE: Final = 2
+"""The version that brought ``Pin``, ``Unpin`` and ``Delete``."""
 ARENA_LAYOUT: Final = 1
 """How pages lie in the arenas: fixed slots, page first, slot rounded up to 4096 bytes."""
 
@@ -67,6 +71,7 @@ LIFELINE_ARENAS: Final = struct.Struct("<BB")
 
 Name = Annotated[str, msgspec.Meta(max_length=256)]
 Tokens = Annotated[int, msgspec.Meta(ge=0, le=1 << 31)]
+Tenant = Annotated[str, msgspec.Meta(max_length=63, pattern="^([a-z0-9]([-a-z0-9]*[a-z0-9])?)?$")]
 Milliseconds = Annotated[int, msgspec.Meta(ge=0, le=1 << 31)]
 Number = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 Small = Annotated[int, msgspec.Meta(ge=0, le=(1 << 32) - 1)]
@@ -130,10 +135,16 @@ class Hello(Request, tag="hi", frozen=True):
     name: Name = ""
     pid: Number = 0
     probe: bool = False
-    """True for health probes: their pages are not counted as hits or misses."""
+    """True for health probes: their pages are not counted as hits or misses, and are of one part
+    in a tensor-parallel group too."""
     kv_pool_bytes: Number = 0
     """Size of the engine's own KV pool on this rank: the base of ``ratioToHBM`` where L0 is the
     engine's. 0: not told."""
+    rank: Small = 0
+    """Of ``geometry.tp`` ranks: the keys that this client puts and loads mean its parts of the
+    pages."""
+    tenant: Tenant = ""
+    """For whom its pages count: as it says, for nobody but the socket's group vouches for it."""
 
 
 class Lookup(Request, tag="lk", frozen=True):
@@ -192,6 +203,24 @@ class Release(Request, tag="rl", frozen=True):
     """False: nobody read the pages (the answer came too late); then they are no hits."""
 
 
+class Pin(Request, tag="pn", frozen=True):
+    """Keep these pages in memory until they are unpinned or this client ends."""
+
+    boot: Number
+
+
+class Unpin(Request, tag="un", frozen=True):
+    """Pins of this client end."""
+
+    boot: Number
+
+
+class Delete(Request, tag="dl", frozen=True):
+    """No lookup is to find these pages any more."""
+
+    boot: Number
+
+
 class Stats(Request, tag="st", frozen=True):
     """Counters and gauges of this trust domain."""
 
@@ -204,7 +233,10 @@ class Bye(Request, tag="by", frozen=True):
     """The client leaves in good order."""
 
 
-AnyRequest = Hello | Lookup | Reserve | Commit | Abort | Load | Release | Stats | Ping | Bye
+AnyRequest = (
+    Hello | Lookup | Reserve | Commit | Abort | Load | Release | Pin | Unpin | Delete | Stats | Ping
+    | Bye
+)  # fmt: skip
 
 
 class Reply(msgspec.Struct, array_like=True, tag_field="t", frozen=True):
@@ -240,6 +272,8 @@ class Welcome(Reply, tag="wl", frozen=True):
     grace_milliseconds: int
     arenas: list[ArenaInfo]
     version: str = ""
+    pin_milliseconds: int = 0
+    """Pins end when nothing is heard of their client for so long; 0: the agent knows no pins."""
 
 
 class Looked(Reply, tag="lo", frozen=True):
@@ -264,6 +298,14 @@ class Loaded(Reply, tag="ll", frozen=True):
     lease: int
 
 
+class Pinned(Reply, tag="pd", frozen=True):
+    """Columns: ``cache.results.PinStatus``, and the tier each page was in."""
+
+
+class Deleted(Reply, tag="de", frozen=True):
+    """Column: ``cache.results.DeleteStatus`` of each page."""
+
+
 class Statistics(Reply, tag="ss", frozen=True):
     """``values`` is documented in ``server.stats``."""
 
@@ -283,15 +325,14 @@ class Refused(Reply, tag="no", frozen=True):
     message: str
 
 
-AnyReply = Welcome | Looked | Reserved | Committed | Loaded | Statistics | Pong | Refused
+AnyReply = (
+    Welcome | Looked | Reserved | Committed | Loaded | Pinned | Deleted | Statistics | Pong
+    | Refused
+)  # fmt: skip
 
 _encoder = msgspec.msgpack.Encoder()
 _requests: msgspec.msgpack.Decoder[AnyRequest] = msgspec.msgpack.Decoder(AnyRequest)
 _replies: msgspec.msgpack.Decoder[AnyReply] = msgspec.msgpack.Decoder(AnyReply)
-
-
-class MalformedError(ValueError):
-    """A message that breaks the rules of this page."""
 
 
 def encode(message: Request | Reply) -> bytes:
@@ -335,24 +376,4 @@ def request_id(header: bytes | memoryview) -> int:
     return 0
 
 
-def keys_of(buffer: bytes | memoryview, most: int) -> NDArray[np.uint8]:
-    """The key buffer as (n, 16) uint8; raises ``MalformedError`` on a cut or oversized one."""
-    if len(buffer) % KEY_BYTES:
-        raise MalformedError(f"key buffer of {len(buffer)} bytes is no multiple of {KEY_BYTES}")
-    if len(buffer) > most * KEY_BYTES:
-        raise MalformedError(f"{len(buffer) // KEY_BYTES} keys in one call, at most {most}")
-    return np.frombuffer(buffer, np.uint8).reshape(-1, KEY_BYTES)
-
-
-def column(buffer: bytes | memoryview, dtype: str, n: int) -> NDArray[Any]:
-    """One column of ``n`` values; raises ``MalformedError`` when the length is another."""
-    kind = np.dtype(dtype)
-    if len(buffer) != n * kind.itemsize:
-        raise MalformedError(f"column of {len(buffer)} bytes where {n * kind.itemsize} belong")
-    return np.frombuffer(buffer, kind)
-
-
-def common_version(ours: tuple[int, int], theirs: tuple[int, int]) -> int | None:
-    """The highest protocol version that both (oldest, newest) ranges contain, or None."""
-    highest = min(ours[1], theirs[1])
-    return highest if highest >= max(ours[0], theirs[0]) else None
+__all__ = ["MalformedError", "column", "common_version", "keys_of"]

@@ -27,6 +27,9 @@ class Session:
     protocol: int
     since: float
     kv_pool_bytes: int = 0
+    rank: int = 0
+    tp: int = 1
+    """Whose parts of pages it puts and loads: of `rank` among `tp`."""
     secret: bytes = field(default_factory=lambda: secrets.token_bytes(32))
     lifeline: int | None = None
     """The descriptor of its lifeline; None until it came."""
@@ -52,7 +55,8 @@ class Sessions:
         """A new session for a client that said hello and may come in."""
         session = Session(
             self._next, identity, hello.name, hello.pid, hello.probe, protocol, since=now,
-            kv_pool_bytes=hello.kv_pool_bytes,
+            kv_pool_bytes=hello.kv_pool_bytes, rank=hello.rank,
+            tp=1 if hello.probe else hello.geometry.tp,  # a probe is alone
         )  # fmt: skip
         self._next += 1
         self._by_identity[identity] = session

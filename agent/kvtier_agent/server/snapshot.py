@@ -117,6 +117,8 @@ def statistics(domain: DomainSnapshot) -> dict[str, Any]:
         "leases": cache.leases,
         "reservations": cache.reservations,
         "pinned_pages": cache.pinned_pages,
+        "client_pins": cache.client_pins,
+        "marked_pages": cache.marked_pages,
         "pending_loads": cache.pending_tickets,
         "write_queue_bytes": cache.write_queue_bytes,
         "clients": domain.clients,

@@ -41,6 +41,7 @@ class SmallAgent:
         admitting: bool = True,
         cool_down_seconds: float = 0.0,
         server: dict[str, Any] | None = None,
+        cache: dict[str, Any] | None = None,
     ) -> None:
         self.folder = folder
         self.run_dir = folder / "run"
@@ -52,10 +53,11 @@ class SmallAgent:
         self.loop = CacheLoop(
             ServerSettings(self.run_dir, lease_seconds=lease_seconds, **(server or {}))
         )
+        self.cache_settings = CacheSettings(lease_seconds=lease_seconds, **(cache or {}))
         self.cores: dict[str, Core] = {}
         self.run_dir.mkdir(parents=True, exist_ok=True)
         for name, gid in (domains or {"default": None}).items():
-            self.cores[name] = self._core(name, gid, lease_seconds)
+            self.cores[name] = self._core(name, gid)
             self.loop.add(TrustDomain(name, self.cores[name], gid))
         self.loop.open()
         self.supervisor.start("cache", self.loop.run, wake=self.loop.wake)
@@ -82,7 +84,7 @@ class SmallAgent:
             core.close()
         self.http.close()
 
-    def _core(self, name: str, gid: int | None, lease_seconds: float) -> Core:
+    def _core(self, name: str, gid: int | None) -> Core:
         volume = self.folder / f"volume-{name}"
         volume.mkdir(exist_ok=True)
         shm = Path("/dev/shm") / f"kvtier-test-{os.getpid()}-{self.folder.name}-{name}"
@@ -97,7 +99,7 @@ class SmallAgent:
                 maximum_l1_bytes=max(self.budgets.l1_bytes, MIB),
                 gid=gid,
                 allow_root_filesystem=True,
-                cache=CacheSettings(lease_seconds=lease_seconds),
+                cache=self.cache_settings,
             ),
             wake=self.loop.wake,
             start=self.supervisor.start,

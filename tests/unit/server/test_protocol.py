@@ -20,13 +20,16 @@ INFO = p.GeometryInfo.of(GEOMETRY)
 @pytest.mark.parametrize(
     "message",
     [
-        p.Hello(1, 1, 2, 1, 1, INFO, "engine", 77, True),
+        p.Hello(1, 1, 2, 1, 1, INFO, "engine", 77, True, 1 << 40, 3, "search"),
         p.Lookup(2, 512, 800, 4096, 9),
         p.Reserve(3, 16, bytes(16), True, "bot", 20_000.0),
         p.Commit(4, 99),
         p.Abort(0, 99),
         p.Load(5, 250, 9),
         p.Release(0, 99, 12),
+        p.Pin(8, 99),
+        p.Unpin(0, 99),
+        p.Delete(9, 99),
         p.Stats(6),
         p.Ping(7),
         p.Bye(0),
@@ -74,11 +77,14 @@ def test_fields_that_an_older_peer_does_not_know_get_their_default() -> None:
         msgspec.msgpack.encode(["rs", 1, 0, bytes(17)]),
         msgspec.msgpack.encode(["rs", 1, 0, b"", False, "x" * 300]),
         msgspec.msgpack.encode(["rs", 1, 0, b"", False, None, float("nan")]),
+        msgspec.msgpack.encode(["pn", 1, -1]),
+        p.encode(p.Hello(1, 1, 1, 1, 1, INFO, tenant="Two Words")),
+        p.encode(p.Hello(1, 1, 1, 1, 1, INFO, tenant="x" * 64)),
         msgspec.msgpack.encode({"t": "lk", "id": 1}),
         p.encode(p.Ping(1)) + bytes(5000),
         b"\x91" * 3000,
     ],
-    ids=range(14),
+    ids=range(17),
 )
 def test_a_header_that_breaks_the_rules_is_malformed(header: bytes) -> None:
     with pytest.raises(p.MalformedError):
