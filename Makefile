@@ -15,11 +15,11 @@ SLOW    := $(PY) -m pytest -n 2 --dist loadfile --timeout 900
 TOOLS   := PYTHONPATH=tools $(PY)
 
 BENCHMARKS := memory lookup endtoend l2 recovery
-# What is installed has compiled bytecode; without it an agent takes seconds longer to start.
-BYTECODE   := unset PYTHONDONTWRITEBYTECODE; export PYTHONPYCACHEPREFIX=$(CURDIR)/$(VENV)/pycache
 
-# A test run must not depend on what a user's shell or an earlier run has set.
-export PYTHONDONTWRITEBYTECODE := 1
+# Without bytecode each program that a test starts compiles all that it imports: seconds of it. Kept
+# in one place, so that nothing lies about in the checkout.
+export PYTHONPYCACHEPREFIX := $(CURDIR)/$(VENV)/pycache
+unexport PYTHONDONTWRITEBYTECODE
 export UV_LINK_MODE ?= copy
 
 help:  ## This list
@@ -82,10 +82,10 @@ $(VENV)-vllm/.stamp: requirements/vllm.lock requirements/model.lock pyproject.to
 	touch $@
 
 bench: setup  ## Speed against baselines: all, or one (ARGS='memory --json -'; `kvtier bench --help`)
-	$(BYTECODE); $(if $(ARGS),$(VENV)/bin/kvtier bench $(ARGS),for name in $(BENCHMARKS); do $(VENV)/bin/kvtier bench $$name; done)
+	$(if $(ARGS),$(VENV)/bin/kvtier bench $(ARGS),for name in $(BENCHMARKS); do $(VENV)/bin/kvtier bench $$name; done)
 
 bench-peers: setup  ## kvtier beside LMCache, which is installed into the user's cache once (ARGS='--rounds 3')
-	$(BYTECODE); $(PY) benchmarks/peers/table.py $(ARGS)
+	$(PY) benchmarks/peers/table.py $(ARGS)
 
 crash: setup  ## 10,000 simulated power cuts and 200 real SIGKILLs: does NVMe keep its promises? (ARGS="--kills 20")
 	$(TOOLS) -m crash $(ARGS)
