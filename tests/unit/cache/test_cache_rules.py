@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import tempfile
 from pathlib import Path
 from types import SimpleNamespace
 
+import leftovers
 import numpy as np
 import pytest
 import xxhash
@@ -37,7 +37,7 @@ def world():
     made = []
 
     def build(l0=10, l1=20, l2=40, **behaviour):
-        folder = tempfile.TemporaryDirectory(prefix="kvtier-test-", dir="/dev/shm")
+        folder = leftovers.folder_in_memory()
         path = Path(folder.name)
         (path / "data0").mkdir()
         core = Core(

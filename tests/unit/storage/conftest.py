@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import functools
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
+import leftovers
 import numpy as np
 import pytest
 import xxhash
@@ -86,7 +86,7 @@ def limit_slots(l2, slots, *, reserve=0, durability="async"):
 @pytest.fixture
 def mount() -> Iterator[Path]:
     """A folder that may serve as a volume: in memory, and not on the root file system."""
-    with tempfile.TemporaryDirectory(prefix="kvtier-test-", dir="/dev/shm") as folder:
+    with leftovers.folder_in_memory() as folder:
         yield Path(folder)
 
 
