@@ -11,6 +11,7 @@ import leftovers
 import numpy as np
 import pytest
 import xxhash
+from agents_in_turn import Node
 from kvtier_agent.cache.geometry import Geometry
 from kvtier_agent.storage.fileio import FileIO
 from kvtier_agent.storage.l2 import L2
@@ -143,3 +144,18 @@ def make_l2(mount):
     for one in opened:
         one.l2.close()
         one.volume.close()
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[Node]:
+    """Where agents follow upon each other; the last one is ended."""
+    made = Node(tmp_path)
+    yield made
+    if made.core is not None:
+        made.core.close()
+
+
+@pytest.fixture(params=["kill", "stop"])
+def way(request: pytest.FixtureRequest) -> str:
+    """How an agent ends."""
+    return str(request.param)
