@@ -284,6 +284,7 @@ def _nvme(
     given = min(wanted, room)
     said = ", ".join([*(failing or [limit]), *full])
     limit = f"the volumes have {human(room)}, {said}"
-    # A drive that fails is said even where the others have room enough.
-    clamp = Clamp("nvme", wanted, given, limit, why) if given < wanted or failing else None
+    # A volume that takes no writes is said even where the others have room enough.
+    short = given < wanted or failing or full
+    clamp = Clamp("nvme", wanted, given, limit, why) if short else None
     return given, tuple(nvme.volumes), nvme.reserve_percent, clamp, (*failing, *full)

@@ -25,7 +25,6 @@ import os
 import signal
 import threading
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -46,6 +45,7 @@ from kvtier_agent.node.places import PlaceError, Places, held_bytes
 from kvtier_agent.node.rooms import Rooms
 from kvtier_agent.node.standalone import PolicyFile, PolicyFileError
 from kvtier_agent.node.version import agent_version
+from kvtier_agent.node.volumes import measure_volumes
 from kvtier_agent.server.http import HttpServer
 from kvtier_agent.server.loop import CacheLoop
 from kvtier_agent.server.settings import ServerError, ServerSettings, TrustDomain
@@ -269,27 +269,11 @@ class Agent:
         """Fresh facts; on the control thread."""
         assert self._places is not None
         settings = self.settings
-        volumes, broken = {}, {}
-        for volume in settings.volume:
-            try:
-                # Pages lie in <mount>/kvtier/<domain>/.
-                ours = volume.path / "kvtier"
-                held = sum(held_bytes(ours / d.name) for d in settings.domain)
-                found = [core.trouble(volume.name) for core in self._cores.values()]
-                troubles = [trouble for trouble in found if trouble is not None]
-                failing = [t for t in troubles if t.reason == "VolumeUnusable"]
-                volumes[volume.name] = replace(
-                    facts.volume_facts(
-                        volume.path,
-                        held,
-                        refuses=any(t.reason == "VolumeReadOnly" for t in troubles),
-                    ),
-                    failing=failing[0].message if failing else "",
-                    lost=any(t.lost and t.until > time.monotonic() for t in failing),
-                    full=any(t.reason == "VolumeFull" for t in troubles),
-                )
-            except OSError as e:
-                broken[volume.name] = f"{volume.path}: {e.strerror}"
+        volumes, broken = measure_volumes(
+            {volume.name: volume.path for volume in settings.volume},
+            [domain.name for domain in settings.domain],
+            self._cores.values(),
+        )
         snapshot = self.loop.snapshot if self.loop is not None else None
         pools = [d.engine_pool_bytes for d in snapshot.domains.values()] if snapshot else []
         # The largest ever seen: an engine that restarts must not find its DRAM tier shrunk.

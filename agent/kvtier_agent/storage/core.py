@@ -310,17 +310,27 @@ class Core:
         return self._l1
 
     def trouble(self, volume: str) -> Trouble | None:
-        """Why a volume takes no writes; None: it does, or is not in use. Any thread."""
+        """Why a volume takes no writes; None: it does, or no revision names it. Any thread."""
         held = self.nvme.volumes.get(volume)
-        return None if held is None else held.health.trouble
+        return self.nvme.left_out.trouble(volume) if held is None else held.health.trouble
+
+    def try_volumes_again(self) -> None:
+        """Those that are left out, where it is time to. Any thread but the cache's."""
+        with self._preparing:
+            self.nvme.try_again()
+
+    def holds(self, volume: str) -> bool:
+        """Is a volume open and locked, so that what lies there is served? Any thread."""
+        return volume in self.nvme.volumes
 
     def volumes(self) -> list[tuple[str, int, str]]:
-        """Name, bytes of segments, and why it takes no writes (or empty), of each volume in use."""
-        if self._l2 is None:
-            return []
-        held = self._l2.held_bytes()
-        troubles = [(volume.name, volume.health.trouble) for volume in self._l2.volumes]
-        return [(name, held.get(name, 0), t.reason if t else "") for name, t in troubles]
+        """Name, bytes of segments, and why it takes no writes (or empty), of each volume that the
+        revision in force names."""
+        held = self._l2.held_bytes() if self._l2 is not None else {}
+        troubles: dict[str, Trouble | None] = dict(self.nvme.left_out.all())
+        for volume in self._l2.volumes if self._l2 is not None else ():
+            troubles[volume.name] = volume.health.trouble
+        return [(name, held.get(name, 0), t.reason if t else "") for name, t in troubles.items()]
 
     def io_faults(self) -> dict[tuple[str, str], int]:
         """(operation, fault) -> how often a drive did that; see `io_errors`. Any thread."""

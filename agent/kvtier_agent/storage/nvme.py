@@ -6,7 +6,9 @@ cache thread.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 
@@ -18,6 +20,7 @@ from kvtier_agent.storage.checkpoint import Checkpointer
 from kvtier_agent.storage.fileio import FileIO
 from kvtier_agent.storage.io_errors import CountedIO, IOErrors
 from kvtier_agent.storage.l2 import L2
+from kvtier_agent.storage.left_out import LeftOut
 from kvtier_agent.storage.mover import Start
 from kvtier_agent.storage.settings import CoreSettings
 from kvtier_agent.storage.volume import Volume, VolumeError
@@ -30,6 +33,7 @@ class NvmeTier:
         """`start`: `Supervisor.start`, for the loop that writes checkpoints."""
         self.l2: L2 | None = None
         self.volumes: dict[str, Volume] = {}
+        self.left_out = LeftOut()
         self._settings = settings
         self.errors = IOErrors()
         self._io = CountedIO(io, self.errors, slow_seconds=settings.slow_io_seconds)
@@ -42,9 +46,8 @@ class NvmeTier:
     # -- before a revision is in force ------------------------------------------------------------
 
     def open(self, budgets: Budgets) -> dict[str, Volume]:
-        """Volumes of the budget that are not open yet; the caller closes or keeps them. Raises
-        VolumeError, except for a volume that is read-only while L2 is to have nothing: then that
-        is why, and the memory tiers are sound."""
+        """Volumes of the budget that are not open yet; the caller closes or keeps them. One that
+        takes no writes is left out. Raises VolumeError for whatever else is wrong with one."""
         opened: dict[str, Volume] = {}
         if not budgets.volumes:
             raise VolumeError(
@@ -62,21 +65,42 @@ class NvmeTier:
             if name in self.volumes:
                 continue
             try:
-                opened[name] = Volume(
-                    name,
-                    mount,
-                    self._settings.domain,
-                    allow_root_filesystem=self._settings.allow_root_filesystem,
-                    io=self._io,
-                )
+                opened[name] = self._volume(name, mount)
                 recovery.geometry_of(opened[name])
             except VolumeError as error:
-                if error.reason == "VolumeReadOnly" and not budgets.l2_bytes:
-                    continue
-                for volume in opened.values():
-                    volume.close()
-                raise
+                try:
+                    self.left_out.add(name, error)
+                except VolumeError:
+                    for volume in opened.values():
+                        volume.close()
+                    raise
+            else:
+                self.left_out.remove(name)
         return opened
+
+    def _volume(self, name: str, mount: Path) -> Volume:
+        return Volume(
+            name,
+            mount,
+            self._settings.domain,
+            allow_root_filesystem=self._settings.allow_root_filesystem,
+            io=self._io,
+        )
+
+    def try_again(self) -> None:
+        """Look at the volumes that are left out, where it is time to: a revision that is prepared
+        from now on may find them well."""
+        for name in self.left_out.due():
+            try:
+                volume = self._volume(name, self._settings.volumes[name])
+                try:
+                    volume.prove()
+                finally:
+                    volume.close()
+                self.left_out.remove(name)
+            except VolumeError as error:
+                with contextlib.suppress(VolumeError):  # whoever opens it next says what is wrong
+                    self.left_out.add(name, error)
 
     def find(
         self,
@@ -95,15 +119,16 @@ class NvmeTier:
             held = [recovery.geometry_of(volume) for volume in volumes.values()]
             known = [one for one in held if one is not None]
         if known:
-            l2 = self._new_l2(list(volumes.values()), known[0])
-            l2.durability = behaviour.durability
-            self._found = recovery.recover(l2, lambda _: progress())
-            self.l2 = l2
+            for name in set(volumes) - self._recover(volumes, known[0], behaviour, progress):
+                volumes[name].close()
+                opened.pop(name, None)
+                self.volumes.pop(name, None)
 
     def keep(self, opened: dict[str, Volume], budgets: Budgets) -> None:
         """These volumes are ours now. Others that an earlier process left pages on are emptied:
         those would count against no cap, and a volume that joins later is emptied anyway."""
         self.volumes.update(opened)
+        self.left_out.keep(budgets.volumes)
         if not budgets.volumes:
             return  # a revision with NVMe may still be on its way
         others = set(self._settings.volumes) - set(budgets.volumes) - set(self.volumes)
@@ -123,11 +148,11 @@ class NvmeTier:
         """Open L2 if it is wanted; volumes join or leave with a revision. A volume that is named
         stays locked while there is no room for L2 on it. `lose` is called with the numbers of the
         segments that are gone by it. Raises VolumeError."""
-        wanted = set(budgets.volumes) if budgets.l2_bytes else set()
-        if wanted:
+        named = set(budgets.volumes) if budgets.l2_bytes else set()
+        if named & set(self.volumes):
             self._open_l2(geometry, behaviour, budgets)
         if self.l2 is not None:
-            self._join_or_leave(wanted, geometry, lose)
+            self._join_or_leave(named & set(self.volumes), geometry, lose)
         for name in set(self.volumes) - set(budgets.volumes):
             self.volumes.pop(name).close()
 
@@ -140,8 +165,14 @@ class NvmeTier:
         if lost:
             lose(lost)
         for name in sorted(wanted - held):
-            recovery.clear(self.volumes[name], geometry)
-            self.l2.add(self.volumes[name])
+            volume = self.volumes[name]
+            try:
+                recovery.clear(volume, geometry)
+            except VolumeError as error:
+                self.left_out.add(name, error)
+                self.volumes.pop(name).close()
+            else:
+                self.l2.add(volume)
 
     def _new_l2(self, volumes: list[Volume], geometry: Geometry) -> L2:
         return L2(volumes, geometry, io=self._io, journal=self._settings.journal)
@@ -151,10 +182,32 @@ class NvmeTier:
             return
         if self.l2 is not None:
             self.l2.close()
-        volumes = [self.volumes[name] for name in budgets.volumes]
-        self.l2 = self._new_l2(volumes, geometry)
-        self.l2.durability = behaviour.durability
-        self._found = recovery.recover(self.l2)
+        there = {name: self.volumes[name] for name in budgets.volumes if name in self.volumes}
+        for name in set(there) - self._recover(there, geometry, behaviour, unseen):
+            self.volumes.pop(name).close()
+
+    def _recover(
+        self,
+        volumes: dict[str, Volume],
+        geometry: Geometry,
+        behaviour: Behaviour,
+        progress: Progress,
+    ) -> set[str]:
+        """A new L2 with what is on these volumes; those that take no writes are left out. Names of
+        the others. Raises VolumeError."""
+        left = dict(volumes)
+        while True:
+            l2 = self._new_l2(list(left.values()), geometry)
+            l2.durability = behaviour.durability
+            try:
+                found = recovery.recover(l2, lambda _: progress())
+            except VolumeError as error:
+                if left.pop(error.volume, None) is None:
+                    raise
+                self.left_out.add(error.volume, error)
+            else:
+                self.l2, self._found = l2, found
+                return set(left)
 
     def limit(self, behaviour: Behaviour, budgets: Budgets) -> int:
         """Slots that the volumes can hold under this budget."""

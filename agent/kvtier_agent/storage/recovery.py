@@ -36,7 +36,7 @@ from kvtier_agent.storage.journal_reader import Contents, Live, read_journal, un
 from kvtier_agent.storage.journal_replay import generations_of, pages_of
 from kvtier_agent.storage.l2 import L2, Slots
 from kvtier_agent.storage.segment import LAYOUT_VERSION, Segment
-from kvtier_agent.storage.volume import LOCK_NAME, Volume, VolumeError
+from kvtier_agent.storage.volume import LOCK_NAME, Volume, VolumeError, refused
 
 MANIFEST_NAME = "layout.json"
 _SEGMENT_NAME = re.compile(r"segment-(\d{8})\.kv")
@@ -305,11 +305,7 @@ def _newer(volume: Volume, what: str, known: int) -> VolumeError:
 
 
 def _unwritable(volume: Volume, error: OSError) -> VolumeError:
-    reasons = {errno.ENOSPC: "VolumeFull", errno.EROFS: "VolumeReadOnly"}
-    return VolumeError(
-        f"volume {volume.name}: cannot write to {volume.folder}: {error.strerror}",
-        reasons.get(error.errno or 0, "VolumeUnusable"),
-    )
+    return refused(volume.name, f"cannot write to {volume.folder}", error)
 
 
 def _remove(volume: Volume, name: str) -> None:

@@ -12,6 +12,8 @@ the part of the file system that stays free for others.
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import fcntl
 import os
 import stat
@@ -21,14 +23,33 @@ from kvtier_agent.storage.fileio import FileIO
 from kvtier_agent.storage.volume_health import VolumeHealth
 
 LOCK_NAME = "lock"
+PROOF_NAME = "proof.tmp"
+PROOF_BYTES = 4096
+
+_REASONS = {
+    errno.ENOSPC: "VolumeFull",
+    errno.EDQUOT: "VolumeFull",
+    errno.EROFS: "VolumeReadOnly",
+}
 
 
 class VolumeError(Exception):
-    """A volume cannot be used; one line that says what to do. `reason`: the condition's reason."""
+    """A volume cannot be used; one line that says what to do. `reason`: the condition's reason;
+    `volume`: its name, where whoever catches this cannot know."""
 
     def __init__(self, message: str, reason: str = "VolumeUnusable") -> None:
         super().__init__(message)
         self.reason = reason
+        self.volume = ""
+
+
+def refused(name: str, what: str, error: OSError) -> VolumeError:
+    """`error` of the volume `name` as a VolumeError, with the condition's reason. `what`: could not
+    be done."""
+    reason = _REASONS.get(error.errno or 0, "VolumeUnusable")
+    made = VolumeError(f"volume {name}: {what}: {error.strerror or error}", reason)
+    made.volume = name
+    return made
 
 
 def filesystem_of(path: Path) -> tuple[str, str]:
@@ -109,9 +130,7 @@ class Volume:
             flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
             self._lock = os.open(self.folder / LOCK_NAME, flags, 0o600)
         except OSError as error:
-            raise VolumeError(
-                f"volume {name}: cannot use {self.folder}: {error.strerror}"
-            ) from error
+            raise refused(name, f"cannot use {self.folder}", error) from error
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
@@ -121,6 +140,22 @@ class Volume:
                 " this agent a volume of its own",
                 "VolumeInUse",
             ) from None
+
+    def prove(self) -> None:
+        """Write a block, have it flushed, and remove it. Raises VolumeError."""
+        path = self.folder / PROOF_NAME
+        try:
+            fd, _ = self.io.open(path, create=True, direct=False)
+            try:
+                if self.io.write(fd, [bytes(PROOF_BYTES)], 0) != PROOF_BYTES:
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+                self.io.flush(fd)
+            finally:
+                self.io.close(fd)
+                with contextlib.suppress(OSError):
+                    self.io.unlink(path)
+        except OSError as error:
+            raise refused(self.name, f"cannot write to {self.folder}", error) from error
 
     @property
     def read_only(self) -> bool:

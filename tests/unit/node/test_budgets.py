@@ -256,7 +256,7 @@ def test_a_drive_that_fails_is_named_and_counts_for_nothing_once_it_is_lost(
     assert lost.l2 == 80 * GI
 
 
-def test_a_full_volume_is_named_where_the_tier_is_smaller_by_it(
+def test_a_full_volume_is_named_whether_the_tier_is_smaller_by_it_or_not(
     revision: Make, facts: Make
 ) -> None:
     spec = revision(
@@ -266,6 +266,15 @@ def test_a_full_volume_is_named_where_the_tier_is_smaller_by_it(
     budgets = plan(spec, facts(volumes={"data0": full, "data1": replace(full, full=False)}))
     assert budgets.clamps[0].reason is Reason.VolumeFull
     assert "volume data0 is full" in str(budgets.clamps[0])
+    roomy = VolumeFacts(total=400 * GI, available=400 * GI)
+    enough = plan(spec, facts(volumes={"data0": full, "data1": roomy}))
+    assert enough.l2 == 100 * GI
+    (clamp,) = enough.clamps
+    assert clamp.reason is Reason.VolumeFull, "said though the tier has its size"
+    assert "volume data0 is full" in str(clamp)
+    well = plan(spec, facts(volumes={"data0": replace(full, full=False), "data1": roomy}))
+    assert well.clamps == ()
+    assert enough.differs(well, 5)
 
 
 def test_tiers_that_have_more_slots_than_records_are_named(revision: Make, facts: Make) -> None:

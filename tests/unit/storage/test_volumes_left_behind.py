@@ -134,7 +134,9 @@ def test_a_volume_mounted_read_only_keeps_no_memory_tier_from_working(core, monk
         core.reconfigure(1.0, Behaviour(), NO_ROOM)
         assert core.cache.budgets.l1_bytes == 1 << 19
         assert core.nvme.volumes == {}
-        with pytest.raises(CoreError, match="read-only"):
-            core.prepare(Behaviour(), SOME_ROOM)
+        core.reconfigure(1.5, Behaviour(), SOME_ROOM)
+        assert core.nvme.volumes == {}
+        assert core.cache.snapshot(1.5).tiers[2].capacity_bytes == 0
+        assert core.volumes() == [("data0", 0, "VolumeReadOnly")]
     core.reconfigure(2.0, Behaviour(), SOME_ROOM)
     assert set(core.nvme.volumes) == {"data0"}
