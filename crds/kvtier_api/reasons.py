@@ -136,6 +136,13 @@ class Reason(StrEnum):
         "no agent has reported for this node yet",
         "Does the agent's DaemonSet run a Pod on this node?",
     )
+    TwoAgents = (
+        "TwoAgents",
+        "another agent, boot ID {boot_id}, reports for this node too; what stands here is of the one "
+        "that wrote last",
+        "Find the second agent (two DaemonSets, one started by hand, two machines with one --node-name) "
+        "and stop it.",
+    )
     Unhealthy = (
         "Unhealthy",
         "{loop} is not alive: {error}",

@@ -66,6 +66,8 @@ class StatusBoard:
         self._shown: dict[str, Any] = {}
         self._kept: Counters = memory.closed
         self.boot_id = secrets.token_hex(16)
+        self.rival: Callable[[], str] = lambda: ""
+        """Boot id of another agent that reports under this node's name, or empty; any thread."""
 
     def status(self, present: Mapping[str, Any]) -> dict[str, Any]:
         """The status now; ``present``: the one that stands, for its transition times.
@@ -122,7 +124,11 @@ class StatusBoard:
             if domain.restart
         )
         return replace(
-            self._control.view, causes=causes, restarts=restarts, unkept=self._memory.problem
+            self._control.view,
+            causes=causes,
+            restarts=restarts,
+            rival=self.rival(),
+            unkept=self._memory.problem,
         )
 
     def _show(self, document: Mapping[str, Any]) -> None:

@@ -71,6 +71,11 @@ class Cluster:
             if self._loop is not None and self._reporter is not None:
                 self._loop.call_soon_threadsafe(self._reporter.wake)
 
+    def rival(self) -> str:
+        """Boot id of another agent that reports for this node, or empty. From any thread."""
+        reporter = self._reporter
+        return "" if reporter is None else reporter.rival
+
     def run(self, heart: Heart) -> None:
         """Until the heart is asked to stop."""
         asyncio.run(self._main(heart))

@@ -147,6 +147,7 @@ class Agent:
 
             assert settings.node_name is not None
             self.cluster = Cluster(settings.node_name, settings.kubeconfig, control, board.status)
+            board.rival = self.cluster.rival
             self.cluster.check()
             control.resume(wanted, grace_left)
         self.supervisor.start("control", control.run)

@@ -6,9 +6,7 @@ conditions keep their transition times) that returns a plain dict. `cadence` say
 
 Every write is fenced by the resourceVersion last seen: the status answers a spec that was read. A
 409 is settled by reading again; no object means nothing to write to: the operator makes the
-objects, never an agent. Two agents under one node name (on two machines, or in two folders) would
-write in turns, each believing itself alone; the boot id of the other gives it away, and each says
-so.
+objects, never an agent. A second agent under the same name is noticed (`rival`), and each says so.
 """
 
 from __future__ import annotations
@@ -23,6 +21,7 @@ import structlog
 
 from kvtier_agent.node import backoff, cadence
 from kvtier_agent.node.kube import ApiError, NodeApi, Unreachable
+from kvtier_agent.node.rival import Rival
 from kvtier_agent.node.watch import Sighting
 
 __all__ = ["Build", "Reporter"]
@@ -40,20 +39,26 @@ class Reporter:
     """Runs on one event loop. ``interval``: seconds between two reports, read anew each time."""
 
     def __init__(
-        self, api: NodeApi, name: str, build: Build, interval: Callable[[], float]
+        self,
+        api: NodeApi,
+        name: str,
+        build: Build,
+        interval: Callable[[], float],
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._api = api
         self._name = name
         self._build = build
         self._interval = interval
+        self._clock = clock
         self._body: dict[str, Any] | None = None
         self._cadence = cadence.Cadence()
         self._failures = 0
         self._random = random.Random()  # noqa: S311 - jitter
         self._wake = asyncio.Event()
         self._boot_id = ""
-        self.rival = ""
-        """Boot id of another agent that reports under this name."""
+        self._rival = Rival()
+        self._said_rival = ""
         self.writes = 0
         """Status writes that the API server took."""
 
@@ -63,18 +68,26 @@ class Reporter:
             # A new object knows nothing of what was written to the one before it.
             self._cadence = cadence.Cadence(not_before=self._cadence.not_before)
         self._body = sighting.body
-        self._look_for_a_rival()
+        theirs = str(_status(self._body).get("bootID") or "")
+        self._rival = self._rival.saw(self._boot_id, theirs, self._interval(), self._clock())
         self._wake.set()
 
-    def _look_for_a_rival(self) -> None:
-        boot_id = str(_status(self._body).get("bootID") or "")
-        if self._boot_id and boot_id not in ("", self._boot_id, self.rival):
-            self.rival = boot_id
+    @property
+    def rival(self) -> str:
+        """Boot id of another agent that reports under this name; empty while there is none."""
+        return self._rival.present(self._interval(), self._clock())
+
+    def _say_rival(self) -> None:
+        rival = self.rival
+        if rival and not self._said_rival:
             log.warning(
                 "another agent reports for this node; run one agent under one --node-name",
                 node=self._name,
-                its_boot_id=boot_id,
+                its_boot_id=rival,
             )
+        elif self._said_rival and not rival:
+            log.info("no other agent reports for this node any more", node=self._name)
+        self._said_rival = rival
 
     def wake(self) -> None:
         """Something urgent may have changed. Call on the event loop's thread."""
@@ -83,7 +96,7 @@ class Reporter:
     async def run(self) -> None:
         """Never returns; cancel it."""
         while True:
-            wait = await self.turn(time.monotonic())
+            wait = await self.turn(self._clock())
             self._wake.clear()
             try:
                 await asyncio.wait_for(self._wake.wait(), min(LONGEST_NAP_SECONDS, max(0.02, wait)))
@@ -92,6 +105,7 @@ class Reporter:
 
     async def turn(self, now: float) -> float:
         """Writes if it is time; returns the seconds until the next write is due."""
+        self._say_rival()
         if self._body is None:
             return LONGEST_NAP_SECONDS
         status = self._build(_status(self._body))
@@ -118,7 +132,7 @@ class Reporter:
         except ApiError as e:
             if e.status == 409 and self._failures == 0:
                 await self._read_again()
-                self._cadence = self._cadence.failed(time.monotonic(), 0.0)
+                self._cadence = self._cadence.failed(self._clock(), 0.0)
                 self._failures = 1
                 return
             if e.status == 404:
@@ -129,10 +143,11 @@ class Reporter:
         else:
             self.writes += 1
             self._boot_id = str(status.get("bootID") or "")
+            self._rival = self._rival.wrote()
             if self._failures > 1:
                 log.info("status is written again", failures=self._failures)
             self._failures = 0
-            self._cadence = self._cadence.wrote(urgent, time.monotonic())
+            self._cadence = self._cadence.wrote(urgent, self._clock())
 
     async def _read_again(self) -> None:
         try:
@@ -145,7 +160,7 @@ class Reporter:
         if self._failures <= 2:
             log.warning("status not written; trying again", error=error)
         wait = backoff.delay(self._failures, self._random.random())
-        self._cadence = self._cadence.failed(time.monotonic(), wait)
+        self._cadence = self._cadence.failed(self._clock(), wait)
 
 
 def _status(body: Mapping[str, Any] | None) -> Mapping[str, Any]:

@@ -32,6 +32,9 @@ class NodeView:
     restarts: tuple[str, ...] = field(default=())
     """What was found of the process before, one line for each trust domain that found something."""
 
+    rival: str = ""
+    """Boot id of another agent that reports under this node's name, empty while there is none."""
+
     unkept: str = ""
     """Why the agent's state cannot be written to disk, empty while it can."""
 

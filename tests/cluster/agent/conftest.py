@@ -6,7 +6,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -105,7 +105,7 @@ def node_side(admin_kubeconfig: Path) -> Iterator[Callable[..., NodeSide]]:
 
         def build(present: Any) -> dict[str, Any]:
             return make_status(
-                control.view,
+                replace(control.view, rival=cluster.rival()),
                 (),
                 {"misses": int(time.monotonic() * 1000)},
                 previous_conditions(present),

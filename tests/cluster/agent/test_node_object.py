@@ -194,13 +194,21 @@ def test_a_loop_that_dies_comes_back_and_goes_on(kube: Kube, ktn: Make, node_sid
     kube.eventually(in_force(kube, "node-j", edited), what="in force after the restart")
 
 
-def test_of_two_agents_for_one_node_both_live_and_the_status_is_never_mixed(
+def test_two_agents_for_one_node_both_live_and_both_say_so_until_one_ends(
     kube: Kube, ktn: Make, node_side: Make
 ) -> None:
     revision = ktn("node-k", SECTIONS, interval=1)
     one, two = node_side("node-k"), node_side("node-k")
     kube.eventually(in_force(kube, "node-k", revision), what="in force")
-    time.sleep(4.0)
+    kube.eventually(lambda: one.cluster.rival() and two.cluster.rival(), what="each sees the other")
+    kube.eventually(
+        lambda: condition(kube, "node-k", "Ready") == ("False", "TwoAgents"), what="the status says"
+    )
     assert one.supervisor.causes() == []
     assert two.supervisor.causes() == []
     assert status(kube, "node-k")["bootID"] in ("boot-1", "boot-2")
+    assert two.supervisor.stop(10.0) == []
+    kube.eventually(
+        lambda: condition(kube, "node-k", "Ready") == ("True", "InForce"), what="alone again"
+    )
+    assert status(kube, "node-k")["bootID"] == "boot-1"

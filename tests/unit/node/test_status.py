@@ -139,3 +139,11 @@ def test_transition_times_move_only_with_the_status(wanted: Make, facts: Make) -
 def test_conditions_that_cannot_be_read_are_made_anew() -> None:
     assert previous_conditions({"conditions": [{"type": 7}]}) == ()
     assert previous_conditions({}) == ()
+
+
+def test_a_second_agent_is_said(wanted: Make, facts: Make) -> None:
+    made = status(replace(serving(wanted(), facts()), rival="0123abcd"))
+    state, reason, message = condition(made, "Ready")
+    assert (state, reason) == ("False", "TwoAgents")
+    assert "0123abcd" in message
+    assert made["revision"] == wanted().revision, "it serves all the same"
