@@ -136,12 +136,17 @@ class Reason(StrEnum):
         "no agent has reported for this node yet",
         "Does the agent's DaemonSet run a Pod on this node?",
     )
+    MemoryCut = (
+        "MemoryCut",
+        "a client cut the shared memory of {tiers} short: what lay there are misses",
+        "Restart the agent on the node; find the client that truncates files of the arena.",
+    )
     TwoAgents = (
         "TwoAgents",
-        "another agent, boot ID {boot_id}, reports for this node too; what stands here is of the one "
-        "that wrote last",
-        "Find the second agent (two DaemonSets, one started by hand, two machines with one --node-name) "
-        "and stop it.",
+        "another agent, boot ID {boot_id}, reports for this node too; what stands here is of the "
+        "one that wrote last",
+        "Find the second agent (two DaemonSets, one started by hand, two machines with one "
+        "--node-name) and stop it.",
     )
     Unhealthy = (
         "Unhealthy",

@@ -315,6 +315,13 @@ class ShmArena:
         return 0 if self._guard is None else self._guard.faults
 
     @property
+    def cut_bytes(self) -> int:
+        """Bytes by which the file is shorter than it was made: a client cut it."""
+        if self.fd < 0:
+            return 0
+        return max(0, self.size_bytes - os.fstat(self.fd).st_size)
+
+    @property
     def backed_bytes(self) -> int:
         """Memory behind the file right now."""
         return os.fstat(self.fd).st_blocks * 512

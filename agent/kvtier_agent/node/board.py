@@ -20,6 +20,7 @@ from typing import Any, Final
 
 import structlog
 
+from kvtier_agent.cache.snapshot import NAMES as TIERS
 from kvtier_agent.node import counters, status
 from kvtier_agent.node.cadence import urgent_part
 from kvtier_agent.node.control import Control
@@ -123,10 +124,17 @@ class StatusBoard:
             for domain in domains
             if domain.restart
         )
+        cut = tuple(
+            f"{TIERS[arena.layer]} of domain {domain.name}"
+            for domain in domains
+            for arena in domain.lost_memory
+            if arena
+        )
         return replace(
             self._control.view,
             causes=causes,
             restarts=restarts,
+            cut=cut,
             rival=self.rival(),
             unkept=self._memory.problem,
         )

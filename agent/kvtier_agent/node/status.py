@@ -71,6 +71,8 @@ def _readiness(view: NodeView) -> tuple[ConditionStatus, Reason, str]:
     if view.causes:
         loop, _, error = view.causes[0].partition(": ")
         return "False", Reason.Unhealthy, Reason.Unhealthy.say(loop=loop, error=error)
+    if view.cut:
+        return "False", Reason.MemoryCut, Reason.MemoryCut.say(tiers=", ".join(view.cut))
     if view.rival:
         return "False", Reason.TwoAgents, Reason.TwoAgents.say(boot_id=view.rival)
     if view.life.phase is Phase.ORPHANED:

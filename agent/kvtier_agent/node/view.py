@@ -32,6 +32,9 @@ class NodeView:
     restarts: tuple[str, ...] = field(default=())
     """What was found of the process before, one line for each trust domain that found something."""
 
+    cut: tuple[str, ...] = field(default=())
+    """Tiers whose shared memory a client cut short, in words."""
+
     rival: str = ""
     """Boot id of another agent that reports under this node's name, empty while there is none."""
 

@@ -88,6 +88,7 @@ class AgentCollector:
         yield from self._tiers(domains)
         yield from self._counters(domains)
         yield from self._volumes(domains)
+        yield from self._lost_memory(domains)
         yield from self._gauges(domains)
         yield from held_by_clients(domains)
         posted = GaugeMetricFamily("kv_posted_calls", "Calls that wait for the cache thread")
@@ -232,6 +233,22 @@ class AgentCollector:
             for (operation, fault), count in sorted({**_FAULTS, **domain.io_faults}.items()):
                 faults.add_metric([domain.name, operation, fault], count)
         yield faults
+
+    def _lost_memory(self, domains: list[DomainSnapshot]) -> Iterable[Metric]:
+        lost = CounterMetricFamily(
+            "kv_arena_lost_pages", "Pages of 4 KiB found gone because a client cut the arena short",
+            labels=["domain", "layer"],
+        )  # fmt: skip
+        cut = GaugeMetricFamily(
+            "kv_arena_cut_bytes", "Bytes by which a client cut the arena short",
+            labels=["domain", "layer"],
+        )  # fmt: skip
+        for domain in domains:
+            for arena in domain.lost_memory:
+                lost.add_metric([domain.name, str(arena.layer)], arena.lost_pages)
+                cut.add_metric([domain.name, str(arena.layer)], arena.cut_bytes)
+        yield lost
+        yield cut
 
     def _gauges(self, domains: list[DomainSnapshot]) -> Iterable[Metric]:
         gauges: tuple[tuple[str, str, Callable[[DomainSnapshot], Any]], ...] = (

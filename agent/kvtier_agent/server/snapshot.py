@@ -15,6 +15,7 @@ from kvtier_agent.cache.geometry import Geometry
 from kvtier_agent.cache.results import CacheSnapshot
 from kvtier_agent.server.accounting import Tally
 from kvtier_agent.server.latency import Latency
+from kvtier_agent.storage.arena_watch import ArenaLoss
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +51,8 @@ class DomainSnapshot:
     volumes: tuple[VolumeFigures, ...] = ()
     io_faults: Mapping[tuple[str, str], int] = field(default_factory=dict)
     """(operation, fault) -> how often a drive did that; see `storage.io_errors`."""
+    lost_memory: tuple[ArenaLoss, ...] = ()
+    """What clients took away from each arena by cutting its file short."""
     restart: str = ""
     """What was taken over from the process before, for people; empty where nothing was there."""
 

@@ -29,6 +29,7 @@ from kvtier_agent.cache.results import Registration, Ticket
 from kvtier_agent.cache.settings import Behaviour, Budgets
 from kvtier_agent.cache.table_view import LAYOUT_VERSION
 from kvtier_agent.storage import recovery
+from kvtier_agent.storage.arena_watch import ArenaLoss, ArenaWatch
 from kvtier_agent.storage.copier import Copier
 from kvtier_agent.storage.fileio import FileIO, allow_many_files
 from kvtier_agent.storage.l2 import L2
@@ -75,6 +76,7 @@ class Core:
         self._l1 = self.memory.l1
         self._l0: ShmArena | CudaArena | None = self.memory.l0
         self.cache = self.memory.new_cache()
+        self._arena_watch = ArenaWatch(settings.domain)
         self._copier = Copier()
         self._copier.l0, self._copier.l1 = self._l0, self._l1
         self._mover: Mover | SyncMover = (
@@ -308,6 +310,10 @@ class Core:
     def l1(self) -> ShmArena:
         """The arena of L1."""
         return self._l1
+
+    def lost_memory(self) -> tuple[ArenaLoss, ...]:
+        """Cache thread: what clients took away from the arenas, by layer."""
+        return self._arena_watch.look(((0, self._l0), (1, self._l1)))
 
     def trouble(self, volume: str) -> Trouble | None:
         """Why a volume takes no writes; None: it does, or no revision names it. Any thread."""

@@ -6,6 +6,7 @@ import errno
 import json
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from kvtier_agent.node.memory import Memory
 from kvtier_agent.node.statefile import StateFile
 from kvtier_agent.server.loop import CacheLoop
 from kvtier_agent.server.settings import ServerSettings
+from kvtier_agent.storage.arena_watch import ArenaLoss
 from kvtier_agent.supervise import Supervisor
 
 Make = Callable[..., Any]
@@ -106,3 +108,27 @@ def test_counters_that_cannot_be_kept_are_not_shown_and_the_condition_says_why(
         assert recalled.revision == one.revision, "it was written later"
     finally:
         loop.close()
+
+
+def test_an_arena_that_was_cut_short_reaches_the_condition(
+    tmp_path: Path, tiers: Any, facts: Make, wanted: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(board_module, "counters_of", lambda _snapshot: {})
+    monkeypatch.setattr(board_module, "tiers_of", lambda _snapshot: ())
+    domain = SimpleNamespace(name="chat", restart="", lost_memory=(ArenaLoss(0), ArenaLoss(1)))
+    loop: Any = SimpleNamespace(snapshot=SimpleNamespace(domains={"chat": domain}))
+    control = Control(tiers, facts)
+    control.say(wanted(), None)
+    control.turn(0.0)
+    board = StatusBoard(
+        control, loop, Supervisor(), Memory(tmp_path, "n"), tmp_path / "status.json"
+    )
+
+    def ready() -> dict[str, str]:
+        (found,) = [c for c in board.status({})["conditions"] if c["type"] == "Ready"]
+        return found
+
+    assert ready()["reason"] == "InForce"
+    domain.lost_memory = (ArenaLoss(0), ArenaLoss(1, lost_pages=2))
+    assert (ready()["status"], ready()["reason"]) == ("False", "MemoryCut")
+    assert "dram of domain chat" in ready()["message"]

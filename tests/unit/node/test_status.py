@@ -147,3 +147,10 @@ def test_a_second_agent_is_said(wanted: Make, facts: Make) -> None:
     assert (state, reason) == ("False", "TwoAgents")
     assert "0123abcd" in message
     assert made["revision"] == wanted().revision, "it serves all the same"
+
+
+def test_memory_that_a_client_cut_short_is_said(wanted: Make, facts: Make) -> None:
+    made = status(replace(serving(wanted(), facts()), cut=("dram of domain chat",)))
+    state, reason, message = condition(made, "Ready")
+    assert (state, reason) == ("False", "MemoryCut")
+    assert "dram of domain chat" in message

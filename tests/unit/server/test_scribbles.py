@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -96,3 +97,26 @@ def test_a_page_that_is_filled_is_vouched_for_by_its_source_and_not_by_its_slot(
     with client.load(pages.keys) as lease:
         assert lease.copy_to(out).tolist() == [False, True]
     assert np.array_equal(out[1], pages.bytes[1])
+
+
+def test_an_arena_cut_short_by_a_client_is_in_the_metrics(
+    agent: Any,
+    connect: Callable[..., Client],
+    pages_of: Callable[..., Any],
+    get: Callable[..., Any],
+    until: Callable[..., bool],
+) -> None:
+    """At its end, where no page lies: without the extension a touched page would end the agent."""
+    client, pages = connect(agent.socket()), pages_of(1, 1)
+    client.put(pages.keys, pages.bytes)
+    (domain,) = agent.loop.snapshot.domains.values()
+    port = agent.http.address[1]
+    name = f'kv_arena_cut_bytes{{domain="{domain.name}",layer="1"}}'
+    assert f"{name} 0.0" in get(port, "/metrics")[1]
+    arena = agent.core.l1
+    os.truncate(arena.path, arena.size_bytes - 4096)
+    assert until(lambda: f"{name} 4096.0" in get(port, "/metrics")[1])
+    out = np.zeros((1, client.page_bytes), np.uint8)
+    with client.load(pages.keys) as lease:
+        assert lease.copy_to(out).all()
+    assert np.array_equal(out, pages.bytes)
