@@ -33,6 +33,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvtier_agent.replay.errors import ReplayError
+from kvtier_agent.replay.source import open_source
 
 BLOCK_TOKENS = 512
 """Tokens per hash id in the published traces."""
@@ -132,14 +133,15 @@ def read_trace(
     """Read a trace, plain or gzip (told by its first bytes, not by its name).
 
     Args:
-        path: the file.
+        path: the file, or a pipe.
         block_tokens: tokens per hash id.
         max_bad_lines: how many bad lines are skipped before reading stops.
         limit: read at most this many good requests.
         partial: False drops a last block that is not full.
 
     Raises:
-        ReplayError: no such file, no usable request, or more bad lines than allowed.
+        ReplayError: no such file, nobody writes to the pipe, no usable request, or more bad lines
+            than allowed.
     """
     trace = Trace(block_tokens=block_tokens)
     decoder = msgspec.json.Decoder(_Line)
@@ -186,7 +188,7 @@ def write_trace(path: Path, requests: Iterator[Request]) -> int:
 def _numbered_lines(path: Path, trace: Trace) -> Iterator[tuple[int, bytes | None]]:
     """Lines with their numbers; None where the reader itself noted a bad one."""
     try:
-        with path.open("rb") as raw:
+        with open_source(path) as raw:
             magic = raw.peek(2)[:2]
             zipped = magic == b"\x1f\x8b"
             stream: IO[bytes] = cast(IO[bytes], gzip.GzipFile(fileobj=raw) if zipped else raw)
