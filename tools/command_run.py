@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 KVTIER = (sys.executable, "-m", "kvtier_cli.main")
+PROGRAM = Path(sys.executable).parent / "kvtier"
+"""The command as it is installed."""
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -18,6 +17,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from command_run import KVTIER
 from controlplane import ControlPlane
 from controlplane.api import ApiClient
 from kvtier_agent.replay.guardian import Guardian
@@ -27,7 +27,6 @@ NODES = ("node-a", "node-b", "node-c")
 POLICY = "demo"
 
 _REPOSITORY = Path(__file__).resolve().parents[2]
-_KVTIER = (sys.executable, "-m", "kvtier_cli.main")
 _NODES_PATH = "/apis/kvtier.io/v1alpha1/kvtiernodes"
 _POLICIES_PATH = "/apis/kvtier.io/v1alpha1/kvtierpolicies"
 _PATIENCE_SECONDS = 60.0
@@ -124,7 +123,7 @@ class Stage:
         kept = {k: v for k, v in os.environ.items() if not k.startswith("KVTIER_")}
         kept.pop("NODE_NAME", None)
         self.pids[name] = self._guardian.start(
-            name, [*_KVTIER, *arguments], log=self.log(name), env=kept | environment
+            name, [*KVTIER, *arguments], log=self.log(name), env=kept | environment
         )
 
     def log(self, name: str) -> Path:

@@ -336,13 +336,6 @@ class ShmArena:
                 self.path.unlink(missing_ok=True)
 
 
-def tensor_of(arena: ShmArena, slot_bytes: int) -> Any:
-    """A `cpu` arena as a torch tensor (slots, slot_bytes) over the same memory."""
-    import torch
-
-    return torch.from_numpy(arena.rows(slot_bytes))
-
-
 def open_device_arena(info: Any) -> Any:
     """A client's view of a `cuda` arena (`storage.core.ArenaInfo`): indexed by a byte slice that
     stays inside one chunk, it gives a uint8 tensor."""

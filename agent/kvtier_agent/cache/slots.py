@@ -88,27 +88,6 @@ class SlotPool:
         self._push(slots[::-1])
         self._trim()
 
-    def claim(self, slots: Slots) -> NDArray[np.bool_]:
-        """Take these very positions (pages found on a volume at start). True where it was free."""
-        wanted = slots < self.maximum
-        _, firsts = np.unique(slots, return_index=True)
-        once = np.zeros(len(slots), dtype=bool)
-        once[firsts] = True
-        wanted &= once
-        free = np.zeros(self._taken.size, dtype=bool)
-        free[self._free[: self.free_count]] = True
-        inside = slots < free.size
-        ok = wanted & inside
-        ok[ok] = free[slots[ok]]
-        taken = slots[ok]
-        keep = ~np.isin(self._free[: self.free_count], taken)
-        rest = self._free[: self.free_count][keep]
-        self._free[: rest.size] = rest
-        self.free_count = int(rest.size)
-        self.used += len(taken)
-        self._taken[taken] = True
-        return ok
-
     def take_over(self, used: Slots, backed: int) -> None:
         """A fresh pool of a tier that has pages already: the distinct positions `used` are taken,
         the rest of the first `backed` positions have memory behind them and are free. The limit is

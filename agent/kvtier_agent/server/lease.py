@@ -111,10 +111,6 @@ class Lease:
             return False
         return True
 
-    def reject(self, index: int) -> None:
-        """Report page ``index`` as bad: the engine found out by other means."""
-        self._bad[index] = True
-
     def release(self) -> None:
         """Give the pages back; a second call does nothing. The pages must not be read after it."""
         connection, self._connection = self._connection, None

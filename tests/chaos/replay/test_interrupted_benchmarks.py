@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 
 import pytest
+from command_run import KVTIER
 from leftovers import eventually, folders, processes
-
-KVTIER = (sys.executable, "-m", "kvtier_cli.main")
 
 
 @pytest.fixture

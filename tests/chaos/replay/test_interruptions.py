@@ -5,17 +5,15 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from command_run import KVTIER
 from kvtier_agent.replay.sessions import SessionSettings, SessionTraffic
 from kvtier_agent.replay.trace import write_trace
 from leftovers import eventually, folders, processes
-
-KVTIER = (sys.executable, "-m", "kvtier_cli.main")
 
 
 @pytest.fixture(scope="module")

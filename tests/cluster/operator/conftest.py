@@ -7,7 +7,6 @@ import copy
 import json
 import signal
 import subprocess
-import sys
 import threading
 import time
 import urllib.error
@@ -18,12 +17,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from command_run import PROGRAM
 from controlplane import ControlPlane
 from controlplane.testing import Kube
 
 NAMESPACE = "kvtier-system"
 USER = "system:serviceaccount:kvtier-system:kvtier-operator"
-KVTIER = Path(sys.executable).parent / "kvtier"
 QUIET = 1.0
 """Seconds without a write after which a test takes the operator to be at rest."""
 
@@ -73,7 +72,7 @@ class OperatorProcess:
     def __init__(self, kubeconfig: Path, log: Path, settings: tuple[str, ...]) -> None:
         self.log = log
         self._command = [
-            *(str(KVTIER), "operator", "--kubeconfig", str(kubeconfig)),
+            *(str(PROGRAM), "operator", "--kubeconfig", str(kubeconfig)),
             *("--http", "127.0.0.1:0", *settings),
         ]
         self.process: subprocess.Popen[bytes] | None = None

@@ -52,13 +52,6 @@ class TestSlots:
         pool.set_limit(10)
         assert pool.free_count == 10
 
-    def test_claims_of_recovered_positions(self):
-        pool = SlotPool(1000)
-        pool.set_limit(8)
-        assert pool.claim(u32(3, 3, 500, 7)).tolist() == [True, False, False, True]
-        assert pool.used == 2
-        assert 3 not in pool.take(8).tolist()
-
 
 class TestOrder:
     def test_coldest_first_and_touched_pages_move(self):

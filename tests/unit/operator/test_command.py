@@ -8,12 +8,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from command_run import PROGRAM
 from kvtier_cli.operator import app
 from kvtier_operator.settings import OperatorSettings
 from pydantic import ValidationError
 from typer.testing import CliRunner
-
-KVTIER = Path(sys.executable).parent / "kvtier"
 
 
 def test_help_has_every_knob_with_unit_default_and_bounds() -> None:
@@ -38,7 +37,7 @@ def test_an_address_is_host_and_port(bad: str) -> None:
 
 def kvtier(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [KVTIER, "operator", *arguments], capture_output=True, text=True, timeout=60, check=False
+        [PROGRAM, "operator", *arguments], capture_output=True, text=True, timeout=60, check=False
     )
 
 
