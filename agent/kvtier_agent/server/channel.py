@@ -174,6 +174,7 @@ class Channel:
             failed_handshakes=self.connections["failed"],
             volumes=tuple(VolumeFigures(*figures) for figures in self.core.volumes()),
             io_faults=self.core.io_faults(),
+            journal=self.core.nvme.journal(),
             lost_memory=self.core.lost_memory(),
             restart=self.core.memory.restart.say(),
         )

@@ -88,6 +88,7 @@ class AgentCollector:
         yield from self._tiers(domains)
         yield from self._counters(domains)
         yield from self._volumes(domains)
+        yield from self._journals(domains)
         yield from self._lost_memory(domains)
         yield from self._gauges(domains)
         yield from held_by_clients(domains)
@@ -234,6 +235,22 @@ class AgentCollector:
                 faults.add_metric([domain.name, operation, fault], count)
         yield faults
 
+    def _journals(self, domains: list[DomainSnapshot]) -> Iterable[Metric]:
+        used = GaugeMetricFamily(
+            "kv_journal_bytes", "Bytes that the journals of NVMe take", labels=["domain"]
+        )
+        written = CounterMetricFamily(
+            "kv_checkpoints", "Checkpoints of the journals that were written", labels=["domain"]
+        )
+        failed = CounterMetricFamily(
+            "kv_failed_checkpoints", "Tries to write one that failed", labels=["domain"]
+        )
+        for domain in domains:
+            used.add_metric([domain.name], domain.journal.used_bytes)
+            written.add_metric([domain.name], domain.journal.checkpoints)
+            failed.add_metric([domain.name], domain.journal.failed_checkpoints)
+        yield from (used, written, failed)
+
     def _lost_memory(self, domains: list[DomainSnapshot]) -> Iterable[Metric]:
         lost = CounterMetricFamily(
             "kv_arena_lost_pages", "Pages of 4 KiB found gone because a client cut the arena short",
@@ -247,8 +264,7 @@ class AgentCollector:
             for arena in domain.lost_memory:
                 lost.add_metric([domain.name, str(arena.layer)], arena.lost_pages)
                 cut.add_metric([domain.name, str(arena.layer)], arena.cut_bytes)
-        yield lost
-        yield cut
+        yield from (lost, cut)
 
     def _gauges(self, domains: list[DomainSnapshot]) -> Iterable[Metric]:
         gauges: tuple[tuple[str, str, Callable[[DomainSnapshot], Any]], ...] = (

@@ -16,6 +16,7 @@ from kvtier_agent.cache.results import CacheSnapshot
 from kvtier_agent.server.accounting import Tally
 from kvtier_agent.server.latency import Latency
 from kvtier_agent.storage.arena_watch import ArenaLoss
+from kvtier_agent.storage.nvme import JournalFigures
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +52,7 @@ class DomainSnapshot:
     volumes: tuple[VolumeFigures, ...] = ()
     io_faults: Mapping[tuple[str, str], int] = field(default_factory=dict)
     """(operation, fault) -> how often a drive did that; see `storage.io_errors`."""
+    journal: JournalFigures = field(default_factory=JournalFigures)
     lost_memory: tuple[ArenaLoss, ...] = ()
     """What clients took away from each arena by cutting its file short."""
     restart: str = ""

@@ -121,6 +121,7 @@ class Checkpointer:
         self._journals = journals
         self._heart = Heart(time.monotonic)
         self.checkpoints = 0
+        self.failures = 0
         self.error = ""
         """Why the last one failed; empty after one that did not."""
 
@@ -158,6 +159,7 @@ class Checkpointer:
                 continue
             except OSError as error:
                 good = False
+                self.failures += 1
                 text = f"{journal.folder}: {error.strerror or error}"
                 if text != self.error:
                     log.warning("no checkpoint", folder=str(journal.folder), error=str(error))

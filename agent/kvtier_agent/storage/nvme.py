@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +25,15 @@ from kvtier_agent.storage.left_out import LeftOut
 from kvtier_agent.storage.mover import Start
 from kvtier_agent.storage.settings import CoreSettings
 from kvtier_agent.storage.volume import Volume, VolumeError
+
+
+@dataclass(frozen=True, slots=True)
+class JournalFigures:
+    """``used_bytes``: of blocks that journals take; checkpoints written, and tries that failed."""
+
+    used_bytes: int = 0
+    checkpoints: int = 0
+    failed_checkpoints: int = 0
 
 
 class NvmeTier:
@@ -225,6 +235,12 @@ class NvmeTier:
     def tend(self) -> None:
         """Write checkpoints that are due, here and now. For `synchronous`."""
         self._checkpoints.tend()
+
+    def journal(self) -> JournalFigures:
+        """Of the journals of all volumes."""
+        used = self.l2.journals.space.used_bytes if self.l2 is not None else 0
+        checkpoints = self._checkpoints
+        return JournalFigures(used, checkpoints.checkpoints, checkpoints.failures)
 
     def close(self) -> None:
         """Unlock. What lies there stays, as durability says."""

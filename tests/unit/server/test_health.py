@@ -239,3 +239,31 @@ def test_connections_held_open_without_a_word_do_not_keep_the_probe_out(
 def test_an_address_in_use_is_said(agent: Any, port: int) -> None:
     with pytest.raises(ServerError, match="--http"):
         HttpServer("127.0.0.1", port, Supervisor())
+
+
+def test_what_the_journal_takes_and_what_failed_is_in_the_metrics(
+    agent: Any,
+    port: int,
+    get: Get,
+    connect: Callable[..., Client],
+    pages_of: Callable[..., Any],
+    until: Callable[..., bool],
+) -> None:
+    client, pages = connect(agent.socket()), pages_of(1, 20)
+    for _ in range(40):
+        client.put(pages.keys, pages.bytes)
+        pages.keys[:, 0] += 1
+    folder = agent.folder / "volume-default"
+
+    def shown(name: str) -> float:
+        text = get(port, "/metrics")[1]
+        return float(text.split(f'\n{name}{{domain="default"}} ')[1].split()[0])
+
+    def on_disk() -> int:
+        files = [*folder.rglob("journal-*"), *folder.rglob("checkpoint-*")]
+        return sum(file.stat().st_blocks * 512 for file in files)
+
+    assert until(lambda: shown("kv_journal_bytes") == on_disk() > 0)
+    assert shown("kv_failed_checkpoints_total") == 0
+    agent.core.nvme._checkpoints.failures = 3
+    assert until(lambda: shown("kv_failed_checkpoints_total") == 3)

@@ -332,9 +332,10 @@ def test_the_loop_writes_what_is_due_and_says_what_fails(make, io, mount):
     io.at, io.error = 0, OSError(errno.EIO, "injected")
     assert not loop.step(heart)
     assert "injected" in loop.error
+    assert (loop.checkpoints, loop.failures) == (0, 1)
     io.at = None
     assert loop.step(heart)
-    assert (loop.checkpoints, loop.error) == (1, "")
+    assert (loop.checkpoints, loop.failures, loop.error) == (1, 1, "")
     assert not journal.due
 
 
