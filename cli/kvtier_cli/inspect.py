@@ -41,10 +41,12 @@ def inspect(
     leases and by clients), `pins`, `client_pinned_pages`, `client_pinned_bytes`, `marked_pages`
     (deleted or bad, not free yet), `partial_pages`, `exempt_pages`, `states{..}`,
     `tiers{hbm,dram,nvme}{pages, bytes, pinned_pages, idle_seconds{p50,p90,p99,max}}`,
-    `top_prefixes[]{key, pages, bytes, hits, longest_tokens, idle_seconds}`, `boot`,
-    `restart{taken_over, dropped{reason: pages}, cold}`: what the agent found of the one before it,
-    and why it started cold, "" otherwise. `running`: whether the agent lives; without it the
-    figures are what the last one left, and the exit code is 1.
+    `top_prefixes[]{key, pages, bytes, hits, longest_tokens, idle_seconds}`,
+    `suspect_segments{count, numbers[]}`: those of NVMe that held a bad page and get nothing new
+    until they were emptied and tested, `boot`, `restart{taken_over, dropped{reason: pages},
+    cold}`: what the agent found of the one before it, and why it started cold, "" otherwise.
+    `running`: whether the agent lives; without it the figures are what the last one left, and the
+    exit code is 1.
     """
     from kvtier_agent.settings import default_run_dir
 
@@ -108,7 +110,12 @@ def _read(path: Path, top: int) -> dict[str, Any]:
         figures = summarise(reader.scan(), time.monotonic(), top)
     except TableError as error:
         raise UserError(str(error)) from None
-    return {**figures, "boot": reader.boot_id.hex(), "restart": reader.restart}
+    return {
+        **figures,
+        "suspect_segments": reader.suspects,
+        "boot": reader.boot_id.hex(),
+        "restart": reader.restart,
+    }
 
 
 def _restart(found: dict[str, Any]) -> str:
@@ -140,6 +147,13 @@ def _show(result: dict[str, Any]) -> None:
         console.print(tiers)
         if found := _restart(domain["restart"]):
             console.print(found, markup=False)
+        if suspects := domain["suspect_segments"]["count"]:
+            numbers = ", ".join(map(str, domain["suspect_segments"]["numbers"]))
+            console.print(
+                f"suspect segments of NVMe: {suspects}, among them {numbers}; nothing new is"
+                " written there until they were emptied and tested",
+                markup=False,
+            )
         states = [f"{state} {n}" for state, n in domain["states"].items() if n]
         console.print("states: " + (", ".join(states) or "none"))
         if domain["top_prefixes"]:

@@ -100,9 +100,10 @@ class SegmentBooks:
         return segment_slots(self.limit, self.per_segment)
 
     @property
-    def suspects(self) -> int:
-        """Segments that get nothing new until they were tested."""
-        return int(self._suspect.sum())
+    def suspects(self) -> list[int]:
+        """Segments that get nothing new until they were tested, ascending."""
+        found: list[int] = np.flatnonzero(self._suspect).tolist()
+        return found
 
     # -- which lies where -----------------------------------------------------------------------
 

@@ -62,7 +62,7 @@ def take_snapshot(cache: Cache, now: float) -> CacheSnapshot:
         pinned_pages=int(pinned.sum()),
         pending_tickets=sum(1 for lease in cache.book.leases.values() if lease.waiting),
         write_queue_bytes=traffic.write_queue_bytes,
-        suspected_segments=shelves.pool2.suspects,
+        suspected_segments=len(shelves.pool2.suspects),
         dead_bytes=shelves.pool2.dead * cache.geometry.nvme_slot_bytes,
         client_pins=cache.pins.count,
         marked_pages=int(((table.flags[: table.capacity] & Flag.DOOMED) != 0)[state != 0].sum()),

@@ -23,6 +23,8 @@ class Place:
     size: int
 
 
+SUSPECTS: Final = Place(128, 384)
+"""`count` of the segments of L2 that are suspect now, and the `numbers` of the first of them."""
 GEOMETRY: Final = Place(512, 4096)
 """`geometry`: the fields of `Geometry`; `fingerprint`, hex; `key_version`; `l1_inode`, `l1_bytes`:
 the arena file that the slots are of."""

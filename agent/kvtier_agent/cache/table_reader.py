@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvtier_agent.cache.record import NO_ROW, RECORD, Rows, State, as_u64_pairs
-from kvtier_agent.cache.table_notes import START, read_note
+from kvtier_agent.cache.table_notes import START, SUSPECTS, read_note
 from kvtier_agent.cache.table_view import (
     HEADER,
     HEADER_BYTES,
@@ -77,6 +77,13 @@ class TableReader(TableView):
         """How the writer's process started: `taken_over`, `dropped` by reason, `cold` (why)."""
         note = read_note(bytes(self._buffer[:HEADER_BYTES]), START)
         return note if isinstance(note, dict) else {}
+
+    @property
+    def suspects(self) -> dict[str, Any]:
+        """Segments of L2 that get nothing new until they were tested: their `count`, and the
+        `numbers` of the first of them."""
+        note = read_note(bytes(self._buffer[:HEADER_BYTES]), SUSPECTS)
+        return note if isinstance(note, dict) else {"count": 0, "numbers": []}
 
     def lookup(self, keys: NDArray[np.uint8], attempts: int = 100) -> NDArray[Any]:
         """Records (copies) of `keys`, state FREE where absent."""

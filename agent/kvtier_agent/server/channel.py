@@ -156,6 +156,7 @@ class Channel:
         """A copy for other threads, taken now: one pass over the page table."""
         dispatcher = self.dispatcher
         cache = self.core.cache.snapshot(now)
+        self.core.note_suspects()
         return DomainSnapshot(
             name=self.domain.name,
             geometry=dispatcher.geometry,

@@ -19,6 +19,7 @@ import os
 import threading
 from collections.abc import Callable
 
+from kvtier_agent.cache import table_notes
 from kvtier_agent.cache.arena import ArenaError, Progress, ShmArena, unseen
 from kvtier_agent.cache.arena_cuda import CudaArena
 from kvtier_agent.cache.cache import NO_BUDGETS, Cache
@@ -49,6 +50,8 @@ from kvtier_agent.storage.volume_health import Trouble
 
 __all__ = ["ArenaInfo", "Core", "CoreError", "CoreSettings", "Layout"]
 
+MOST_SUSPECTS_NAMED = 16
+
 
 class Core:
     """See the module's story. `on_outcome(now, move, outcome)` is called for each finished move."""
@@ -76,6 +79,7 @@ class Core:
         self._l1 = self.memory.l1
         self._l0: ShmArena | CudaArena | None = self.memory.l0
         self.cache = self.memory.new_cache()
+        self._noted_suspects: list[int] = []
         self._arena_watch = ArenaWatch(settings.domain)
         self._copier = Copier()
         self._copier.l0, self._copier.l1 = self._l0, self._l1
@@ -310,6 +314,14 @@ class Core:
     def l1(self) -> ShmArena:
         """The arena of L1."""
         return self._l1
+
+    def note_suspects(self) -> None:
+        """Cache thread: which segments are suspect now, into the table, for `kvtier inspect`."""
+        suspects = self.cache.shelves.pool2.suspects
+        if suspects != self._noted_suspects:
+            self._noted_suspects = suspects
+            numbers = suspects[:MOST_SUSPECTS_NAMED]
+            self.table.note(table_notes.SUSPECTS, {"count": len(suspects), "numbers": numbers})
 
     def lost_memory(self) -> tuple[ArenaLoss, ...]:
         """Cache thread: what clients took away from the arenas, by layer."""

@@ -129,3 +129,20 @@ def test_a_file_that_is_no_page_table_is_one_clear_line(tmp_path: Path) -> None:
     done = inspect("--run-dir", str(tmp_path))
     assert done.exit_code == 1
     assert "no page table" in done.stderr
+
+
+def test_suspect_segments_are_named(agent: Any, until: Callable[..., bool]) -> None:
+    def shown() -> Any:
+        done = inspect("--run-dir", str(agent.run_dir), "--json", "-")
+        return json.loads(done.stdout)["domains"]["default"]["suspect_segments"]
+
+    assert shown() == {"count": 0, "numbers": []}
+    books = agent.core.cache.shelves.pool2
+    suspect = np.zeros(40, dtype=bool)
+    suspect[10:30] = True
+    agent.call(lambda: setattr(books, "_suspect", suspect))
+    assert until(lambda: shown() == {"count": 20, "numbers": list(range(10, 26))})
+    text = " ".join(inspect("--run-dir", str(agent.run_dir)).stdout.split())
+    assert "suspect segments of NVMe: 20, among them 10, 11," in text
+    agent.call(lambda: setattr(books, "_suspect", np.zeros(0, dtype=bool)))
+    assert until(lambda: shown()["count"] == 0)
