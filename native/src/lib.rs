@@ -3,6 +3,7 @@
 
 mod buffers;
 mod copies;
+mod find;
 mod guard;
 mod lanes;
 mod ring;
@@ -15,6 +16,8 @@ use pyo3::prelude::*;
 mod kvtier_native {
     #[pymodule_export]
     use crate::copies::{checksum, checksums, copy_checksums, kernels};
+    #[pymodule_export]
+    use crate::find::Index;
     #[pymodule_export]
     use crate::guard::Guard;
     #[pymodule_export]

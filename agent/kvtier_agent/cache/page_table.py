@@ -10,9 +10,8 @@ part in use is backed by `posix_fallocate` before it is touched (a full tmpfs is
 SIGBUS). The index is open addressing with linear probing: a slot holds a row number, EMPTY or
 TOMB. Where a key's search begins is `index_hash`'s: a table that got crowded all the same (a client
 can choose its keys) is rebuilt with another seed. It is at most half full; tombstones are swept by
-a rebuild when they pass an eighth. All operations take batches and run in
-numpy, in rounds over the keys not yet settled: one probe distance each, a lookup's further rounds
-a window of them.
+a rebuild when they pass an eighth. All operations take batches; those on the index are in
+`table_index`.
 
 One process writes. Others read through `TableReader`: `index_seq` in the header is odd during a
 rebuild, `seq` in a record is odd while that record changes; whoever sees an odd or changed number
@@ -31,7 +30,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kvtier_agent.cache.index_hash import crowded, new_seed
+from kvtier_agent.cache.index_hash import new_seed
 from kvtier_agent.cache.record import (
     NO_ROW,
     NO_SLOT,
@@ -43,20 +42,38 @@ from kvtier_agent.cache.record import (
     check_transition,
     seals,
 )
+from kvtier_agent.cache.table_index import EMPTY, TOMB
 from kvtier_agent.cache.table_notes import Place, write_note
 from kvtier_agent.cache.table_view import (
-    EMPTY,
     HEADER_BYTES,
     LAYOUT_VERSION,
     MAGIC,
-    TOMB,
     TableError,
     TableView,
     table_bytes,
 )
+from kvtier_agent.cache.words import as_words
 
 FIRST_CAPACITY = 4096
+AT_ONCE = 1 << 14
+"""Records that are written together: they stay in the processor's cache meanwhile."""
 TABLE_MODE = 0o640
+
+
+def _as_records(words: NDArray[np.uint64]) -> NDArray[Any]:
+    return words.view(RECORD).reshape(-1)
+
+
+def _blank() -> NDArray[np.uint64]:
+    blank = np.zeros(1, dtype=RECORD)
+    for nowhere in ("l0_slot", "l1_slot", "l2_slot"):
+        blank[nowhere] = NO_SLOT
+    blank["parent_row"] = NO_ROW
+    return as_words(blank)
+
+
+_KEY_WORD = dict(RECORD.fields or {})["key"][1] // 8
+_BLANK = _blank()
 
 
 class PageTable(TableView):
@@ -116,6 +133,7 @@ class PageTable(TableView):
                 self.close()
                 raise
         super().__init__(buffer, max_pages)
+        self._words = as_words(self.records)
         header = self.header
         header["layout_version"] = LAYOUT_VERSION
         header["record_bytes"] = RECORD.itemsize
@@ -174,61 +192,51 @@ class PageTable(TableView):
         Raises TableError when the table is at `max_pages` or memory is out.
         """
         pairs = as_u64_pairs(keys)
-        count = len(pairs)
+        words = np.repeat(_BLANK, len(pairs), axis=0)
+        words[:, _KEY_WORD : _KEY_WORD + 2] = pairs
+        return self._insert(self._take_rows(len(pairs)), words)
+
+    def insert_records(self, records: NDArray[Any], state: State) -> Rows:
+        """The same with whole records, from `blank_records` or at least with a key, which are in
+        this state at once (what they say of it and of `seq` does not count, and is written over).
+        Their rows, in order."""
+        # The next rows are those with the lowest numbers, the lowest last.
+        rows = np.ascontiguousarray(self._take_rows(len(records))[::-1])
+        check_transition(self.state[rows], state)
+        records["state"] = state
+        return self._insert(rows, as_words(records))
+
+    @staticmethod
+    def blank_records(count: int) -> NDArray[Any]:
+        """Records with nothing in them and no place."""
+        return _as_records(np.repeat(_BLANK, count, axis=0))
+
+    def _take_rows(self, count: int) -> Rows:
         self.grow_for(count)
         if count > self._free_count:
             raise TableError(f"the page table is full at {self.max_pages} pages")
         if self._tombs > int(self.header["index_slots"][0]) // 8:
             self._rebuild(int(self.header["index_slots"][0]))
-        rows = self._free[self._free_count - count : self._free_count].copy()
         self._free_count -= count
-        with self.changing(rows):
-            self.key[rows] = pairs
-            self.touch[rows] = 0
-            self.pins[rows] = 0
-            self.hits[rows] = 0
-            self.flags[rows] = 0
-            self.frozen[rows] = 0
-            self.demoted_at[rows] = 0.0
-            self.tiers[rows] = 0
-            self.parent_row[rows] = NO_ROW
-            for slot in (self.l0_slot, self.l1_slot, self.l2_slot):
-                slot[rows] = NO_SLOT
-        self._link(rows)
-        self.pages += count
-        self.header["pages"] = self.pages
-        return rows
+        return self._free[self._free_count : self._free_count + count].copy()
 
-    def fill(self, records: NDArray[Any]) -> Rows:
-        """Whole records of distinct keys into a table that is empty and not published; their rows,
-        in order. Raises TableError."""
-        assert not self.pages
-        count = len(records)
-        if count > self.max_pages:
-            raise TableError(f"the page table is full at {self.max_pages} pages")
-        if count > self.capacity:
-            self._grow(min(1 << (count - 1).bit_length(), self.max_pages))
-        rows = np.arange(count, dtype=np.uint32)
-        # Unused rows are handed out from 0 on.
-        self._free_count -= count
-        self.records[:count] = records
+    def _insert(self, rows: Rows, words: NDArray[np.uint64]) -> Rows:
+        """Records given as words, each written in one piece: numpy walks over the fields of one by
+        one otherwise, and over the whole of the table for each of them."""
+        for first in range(0, len(rows), AT_ONCE):
+            some = rows[first : first + AT_ONCE]
+            with self.changing(some):
+                part = words[first : first + AT_ONCE]
+                _as_records(part)["seq"] = self.seq[some]
+                self._words[some] = part
         self._link(rows)
-        self.header["pages"] = self.pages = count
+        self.pages += len(rows)
+        self.header["pages"] = self.pages
         return rows
 
     def unlink(self, rows: Rows) -> None:
         """Take rows out of the index: lookups miss from now on. The rows stay taken."""
-        mask = int(self.header["index_slots"][0]) - 1
-        where = self._home(self.key[rows])
-        active = np.arange(len(rows))
-        while active.size:
-            here = self.index[where] == rows[active]
-            self.index[where[here]] = TOMB
-            lost = ~here & (self.index[where] == EMPTY)
-            if lost.any():
-                raise AssertionError("a row to be unlinked is not in the index")
-            active = active[~here]
-            where = (where[~here] + 1) & mask
+        self._index.unlink(rows)
         self._tombs += len(rows)
 
     def free(self, rows: Rows) -> None:
@@ -259,7 +267,7 @@ class PageTable(TableView):
         """What the bytes of these pages are, for good; key, parent, size and depth are set. Inside
         `changing`."""
         self.checksum[rows] = checksums
-        self.seal[rows] = seals(self.records[rows])
+        self.seal[rows] = seals(_as_records(self._words[rows]))
 
     def has(self, rows: Rows, flag: Flag) -> NDArray[np.bool_]:
         set_: NDArray[np.bool_] = (self.flags[rows] & np.uint8(flag)) != 0
@@ -296,26 +304,9 @@ class PageTable(TableView):
 
     def _linked(self, rows: Rows, *, patient: bool = False) -> bool:
         """False: given up, with some of them in. `patient`: however long it takes."""
-        mask = int(self.header["index_slots"][0]) - 1
-        where = self._home(self.key[rows])
-        active = rows
-        rounds = 0
-        while active.size:
-            if not patient and crowded(rounds, active.size, rows.size):
-                return False
-            held = self.index[where]
-            open_ = np.flatnonzero(held >= TOMB)
-            # Several rows may want the same open slot: the one that stands there then has it.
-            spots = where[open_]
-            self.index[spots] = active[open_]
-            winners = open_[self.index[spots] == active[open_]]
-            self._tombs -= int((held[winners] == TOMB).sum())
-            going = np.ones(active.size, dtype=bool)
-            going[winners] = False
-            active = active[going]
-            where = (where[going] + 1) & mask
-            rounds += 1
-        return True
+        done, tombs = self._index.link(rows, patient=patient)
+        self._tombs -= tombs
+        return done
 
     def _grow(self, capacity: int) -> None:
         if capacity <= self.capacity:

@@ -107,12 +107,17 @@ class SegmentPool(SegmentBooks):
         numbers = slots[wanted] // self.per_segment
         self._reach(int(numbers[-1]))
         starts = np.flatnonzero(np.append(True, numbers[1:] != numbers[:-1]))
-        best = np.maximum.reduceat(wanted, starts)
-        parts = np.split(wanted, starts[1:])
-        for which in np.argsort(best)[::-1].tolist():  # the segment of the best page first
+        ends = np.append(starts[1:], numbers.size)
+        order = np.argsort(np.maximum.reduceat(wanted, starts))[::-1]  # the best page's first
+        done = self._claim_whole(numbers[starts], slots[wanted[ends - 1]], ends - starts, order)
+        whole = np.zeros(starts.size, dtype=bool)
+        whole[order[:done]] = True
+        mine = wanted[np.repeat(whole, ends - starts)]
+        self._taken[slots[mine]] = taken[mine] = True
+        for which in order[done:].tolist():
             segment = int(numbers[starts[which]])
             room = self.limit - self.backed - self.leaving
-            mine = parts[which]
+            mine = wanted[starts[which] : ends[which]]
             inside = slots[mine] % self.per_segment
             inside = inside[~self._taken[slots[mine]]]
             mine = mine[~self._taken[slots[mine]]]
@@ -133,6 +138,27 @@ class SegmentPool(SegmentBooks):
             taken[mine] = True
         self._holes = sorted(set(self._holes) - self._claimed)
         return taken
+
+    def _claim_whole(
+        self, segments: Segments, lasts: Slots, counts: NDArray[np.intp], order: NDArray[np.intp]
+    ) -> int:
+        """Claim holes up to the last slot that is wanted of each, in this order, as long as all of
+        it fits. How many segments that were; `counts`: slots wanted of each. A tier of many small
+        segments is nearly all of that kind."""
+        sizes = lasts.astype(np.int64) % self.per_segment + 1
+        room = self.limit - self.backed - self.leaving
+        fits = (self._state[segments] == HOLE)[order] & (np.cumsum(sizes[order]) <= room)
+        lead = order[: fits.size if fits.all() else int(fits.argmin())]
+        mine = segments[lead]
+        self.backed += int(sizes[lead].sum())
+        self._size[mine] = self._cursor[mine] = sizes[lead]
+        self._state[mine] = SEALED
+        self._live[mine] = counts[lead]
+        self._opened[mine] = np.arange(self._uses + 1, self._uses + 1 + lead.size)
+        self._uses += lead.size
+        self.used += int(counts[lead].sum())
+        self._claimed.update(mine.tolist())
+        return int(lead.size)
 
     def take_given(self) -> tuple[Slots, Slots]:
         """Slots given back since the last call, and the epoch of each."""

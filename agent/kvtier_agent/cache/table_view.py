@@ -9,19 +9,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kvtier_agent.cache.index_hash import home
-from kvtier_agent.cache.record import NO_ROW, RECORD, Rows
+from kvtier_agent.cache.record import RECORD, Rows
+from kvtier_agent.cache.table_index import Layout, index_over
 
 MAGIC = b"KVTIERPT"
 LAYOUT_VERSION = 2
 HEADER_BYTES = 8192
 INDEX_PER_PAGE = 4  # room for a power of two that keeps the index at most half full
-EMPTY = 0xFFFFFFFF
-TOMB = 0xFFFFFFFE
-_RECORD_WORDS = RECORD.itemsize // 8
-_KEY_WORD = dict(RECORD.fields or {})["key"][1] // 8
-_WINDOWS = tuple(np.arange(places)[:, None] for places in (8, 32))
-"""Places of the index that a lookup looks at in its second and each later round, as columns."""
 
 HEADER = np.dtype(
     [
@@ -51,85 +45,42 @@ def table_bytes(max_pages: int) -> int:
     return HEADER_BYTES + max_pages * (RECORD.itemsize + 4 * INDEX_PER_PAGE)
 
 
+def index_layout(max_pages: int) -> Layout:
+    """Where the index of a table finds what it needs."""
+    fields = dict(HEADER.fields or {})
+    return Layout(
+        records=HEADER_BYTES,
+        max_pages=max_pages,
+        index=HEADER_BYTES + max_pages * RECORD.itemsize,
+        places=INDEX_PER_PAGE * max_pages,
+        seed=fields["hash_seed"][1],
+        slots=fields["index_slots"][1],
+    )
+
+
 class TableView:
     """A mapped table file: its arrays and the batch lookup, common to writer and readers."""
 
     def __init__(self, buffer: mmap.mmap, max_pages: int) -> None:
         self.max_pages = max_pages
         self._buffer = buffer
+        layout = index_layout(max_pages)
         self.header: NDArray[Any] = np.frombuffer(buffer, dtype=HEADER, count=1)
         self.records: NDArray[Any] = np.frombuffer(
             buffer, dtype=RECORD, count=max_pages, offset=HEADER_BYTES
         )
         self.index: NDArray[np.uint32] = np.frombuffer(
-            buffer,
-            dtype="<u4",
-            count=INDEX_PER_PAGE * max_pages,
-            offset=HEADER_BYTES + max_pages * RECORD.itemsize,
+            buffer, dtype="<u4", count=layout.places, offset=layout.index
         )
         for name in RECORD.names or ():
             setattr(self, name, self.records[name])
         self.key: NDArray[np.uint64] = self.records["key"]
-        # The same records as plain words: to take from a flat array is several times faster.
-        self._words: NDArray[np.uint64] = np.frombuffer(
-            buffer, dtype="<u8", count=max_pages * _RECORD_WORDS, offset=HEADER_BYTES
-        )
+        self._index = index_over(buffer, layout)
 
     def find(self, pairs: NDArray[np.uint64]) -> Rows:
         """Rows of keys given as (n, 2) uint64; NO_ROW where absent."""
-        mask = int(self.header["index_slots"][0]) - 1
-        where = self._home(pairs)
-        row = self.index.take(where)
-        real = row < TOMB
-        word = self._key_word(row, real)
-        match = self._words.take(word) == pairs[:, 0]
-        word += 1
-        match &= self._words.take(word) == pairs[:, 1]
-        match &= real
-        found = np.where(match, row, np.uint32(NO_ROW))
-        active = (~match & (row != EMPTY)).nonzero()[0]
-        if active.size:
-            self._find_further(pairs, found, active, where[active] + 1, mask)
-        return found
+        return self._index.find(pairs)
 
-    def _find_further(
-        self,
-        pairs: NDArray[np.uint64],
-        found: Rows,
-        active: NDArray[np.intp],
-        where: NDArray[np.intp],
-        mask: int,
-    ) -> None:
-        """Fill in `found` for the keys `active`, whose next place to look is `where`. Few are left
-        after the first probe, some of them in long clusters: a round looks at a window of places
-        at once, for numpy's price is by the call and not by the element."""
-        windows = iter(_WINDOWS)
-        ahead = next(windows)
-        while active.size:
-            row = self.index.take((where + ahead) & mask)  # (places, keys)
-            word = self._key_word(row, row < TOMB)
-            likely = (self._words.take(word) == pairs[active, 0]).ravel().nonzero()[0]
-            which = likely % active.size
-            rows = row.ravel()[likely]
-            good = self._words.take(word.ravel()[likely] + 1) == pairs[active[which], 1]
-            good &= rows < TOMB
-            if not good.all():
-                which, rows = which[good], rows[good]
-            found[active[which]] = rows
-            going = (row != EMPTY).all(axis=0)
-            going[which] = False
-            active, where = active[going], where[going] + len(ahead)
-            ahead = next(windows, ahead)
-
-    def _home(self, pairs: NDArray[np.uint64]) -> NDArray[np.intp]:
-        """Where in the index the search for each key begins."""
-        header = self.header
-        return home(pairs, int(header["hash_seed"][0]), int(header["index_slots"][0]))
-
-    @staticmethod
-    def _key_word(row: Rows, real: NDArray[np.bool_]) -> NDArray[np.intp]:
-        """Where in `_words` the keys of these rows begin; row 0 stands for those that are none."""
-        word = np.multiply(row, real, dtype=np.intp)
-        word *= _RECORD_WORDS
-        word += _KEY_WORD
-        return word
+    def states(self, pairs: NDArray[np.uint64]) -> NDArray[np.uint8]:
+        """The state of each key's page, FREE where there is none."""
+        return self._index.states(pairs)

@@ -28,6 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvtier_agent.cache.record import NO_SLOT, READ_L0, READ_L1, READ_L2, Flag, State, seals
+from kvtier_agent.cache.words import take_records
 
 HAS_L1 = np.uint8(1 << 1)
 MOST_REASON = 200
@@ -91,6 +92,11 @@ def choose(records: NDArray[Any], *, page_bytes: int, slots: int, room: int) -> 
 
     `page_bytes`: what every page has. `slots`: that the arena file has. `room`: most pages kept.
     """
+    # What is in L2 alone says nothing about L1: mostly that is nearly all of a table.
+    state = records["state"]
+    apart = (state == State.FREE) | ((state == State.IN2) & (records["l1_slot"] == NO_SLOT))
+    if apart.any():
+        records = take_records(records, np.flatnonzero(~apart))
     state = np.minimum(records["state"], BEYOND)
     live = state != State.FREE
     known = state <= max(State)
@@ -122,7 +128,7 @@ def choose(records: NDArray[Any], *, page_bytes: int, slots: int, room: int) -> 
     if len(rows) > room:
         dropped["room"] = len(rows) - room
         rows = rows[len(rows) - room :]
-    return Survivors(records[rows], dropped)
+    return Survivors(take_records(records, rows), dropped)
 
 
 def _possible(records: NDArray[Any], page_bytes: int, slots: int) -> Mask:

@@ -19,6 +19,7 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 from numpy.typing import NDArray
 
+from kvtier_agent.cache.words import take_records
 from kvtier_agent.storage.journal_format import NO_EVENTS, EventKind, Events, resets
 
 
@@ -44,7 +45,7 @@ def replay(records: Events, events: Events, per_segment: int) -> Events:
     chosen = order[valid[last]]
     live = both["kind"][chosen] == EventKind.PUT
     heads = resets(segment[starts], newest)
-    pages = _pick(both, chosen[live])
+    pages = take_records(both, chosen[live])
     before = np.searchsorted(pages["slot"].astype(np.int64), segment[starts] * per_segment)
     return np.insert(pages, before, heads)
 
@@ -55,7 +56,7 @@ def merge(records: Iterable[Events], events: Events, per_segment: int) -> Iterat
     `replay(all records, events)` gives; one call of it sees all that concerns a segment."""
     segment = segments_of(events, per_segment)
     order = np.argsort(segment, kind="stable")
-    events, segment = _pick(events, order), segment[order]
+    events, segment = take_records(events, order), segment[order]
     done = 0
     held = NO_EVENTS
     for part in records:
@@ -82,19 +83,13 @@ def segments_of(events: Events, per_segment: int) -> NDArray[np.int64]:
 
 def pages_of(records: Events) -> Events:
     """The PUTs of records: one per page."""
-    return _pick(records, np.flatnonzero(records["kind"] == EventKind.PUT))
+    return take_records(records, np.flatnonzero(records["kind"] == EventKind.PUT))
 
 
 def generations_of(records: Events) -> dict[int, int]:
     """Segment -> its newest generation."""
     heads = records[records["kind"] == EventKind.RESET]
     return dict(zip(heads["slot"].tolist(), heads["generation"].tolist(), strict=True))
-
-
-def _pick(events: Events, where: NDArray[np.intp]) -> Events:
-    """`events[where]`, without numpy's walk over the fields of each (six times faster)."""
-    words = np.ascontiguousarray(events).view(np.uint64).reshape(-1, events.itemsize // 8)
-    return np.take(words, where, axis=0).view(events.dtype).reshape(-1)
 
 
 def _starts(sorted_values: NDArray[np.int64]) -> NDArray[np.intp]:

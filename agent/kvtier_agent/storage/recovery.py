@@ -29,6 +29,7 @@ import structlog
 from numpy.typing import NDArray
 
 from kvtier_agent.cache.geometry import Geometry, GeometryError
+from kvtier_agent.cache.words import take_records
 from kvtier_agent.storage.fileio import FileIO
 from kvtier_agent.storage.journal_files import TEMPORARY, is_journal_file
 from kvtier_agent.storage.journal_format import FORMAT_VERSION, NO_EVENTS, Events, NewerFormatError
@@ -115,7 +116,7 @@ def _recover(l2: L2, live: Live) -> Found:
         _clear(volume, mine, contents, l2)
         _write_manifest(volume, l2.geometry)
         whole = _inside(l2, volume, pages["slot"])
-        kept.append(pages[whole])
+        kept.append(pages if whole.all() else take_records(pages, np.flatnonzero(whole)))
         if l2.durability != "none":
             try:
                 l2.journals.open(volume, contents)
@@ -124,7 +125,7 @@ def _recover(l2: L2, live: Live) -> Found:
             with contextlib.suppress(OSError):  # else they are dropped again next time
                 l2.journals.gone(volume, pages["slot"][~whole])
     found = np.concatenate([NO_EVENTS, *kept])
-    found = found[np.argsort(found["sequence"], kind="stable")]
+    found = take_records(found, np.argsort(found["sequence"], kind="stable"))
     l2.sequence = int(found["sequence"][-1]) + 1 if len(found) else 1
     l2.journals.found = found["slot"].copy()
     return Found(

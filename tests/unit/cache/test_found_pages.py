@@ -73,7 +73,7 @@ def test_pages_without_memory_for_their_records_leave_their_slots_free(monkeypat
         raise TableError("no memory for the page table")
 
     with monkeypatch.context() as patch:
-        patch.setattr(cache.table, "insert", no_memory)
+        patch.setattr(cache.table, "grow_for", no_memory)
         assert not adopt(cache, KEYS[::-1], 10).any()
     check_books(cache)
     assert adopt(cache, KEYS[::-1], 10).all()

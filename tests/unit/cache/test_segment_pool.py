@@ -284,3 +284,22 @@ def test_small_tiers_have_segments_enough_and_large_ones_full_segments(limit, pe
 def test_a_full_segment_is_256_mib_or_one_slot():
     assert slots_per_segment(1 << 20) << 20 == SEGMENT_BYTES == 256 << 20
     assert slots_per_segment(1 << 30) == 1
+
+
+@given(
+    st.lists(st.integers(0, MAXIMUM + 20), max_size=120),
+    st.integers(0, MAXIMUM),
+    st.lists(st.integers(0, MAXIMUM - 1), max_size=30),
+)
+def test_whole_segments_are_claimed_as_one_by_one(slots, limit, later):
+    pools = []
+    for whole in (True, False):
+        pool = SegmentPool(MAXIMUM, PER_SEGMENT)
+        pool.set_limit(limit)
+        if not whole:
+            pool._claim_whole = lambda *_: 0
+        answers = [pool.claim(u32(*some)).tolist() for some in (slots, later)]
+        books = [getattr(pool, name).tolist() for name in ("_state", "_size", "_live", "_opened")]
+        pools.append((answers, books, pool._taken.tolist(), pool._cursor.tolist(), pool._holes))
+        pools[-1] += (pool.used, pool.backed, pool.available)
+    assert pools[0] == pools[1]
