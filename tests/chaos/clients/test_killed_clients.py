@@ -14,34 +14,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from kvtier_agent.cache.geometry import Geometry
 from kvtier_agent.server.client import Client, Stored
+from nursery import Nursery
 
-NURSERY = Path(__file__).parent / "nursery.py"
 MIB = 1 << 20
 SLOT = 16384
-
-
-class Nursery:
-    """Makes clients that can be killed."""
-
-    def __init__(self, socket: Path, page_bytes: int, keys: Path) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, str(NURSERY), str(socket), str(page_bytes), str(keys)],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-        )  # fmt: skip
-
-    def birth(self, kind: str, seed: int) -> int:
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
-        self.process.stdin.write(f"{kind} {seed}\n")
-        self.process.stdin.flush()
-        pid = int(self.process.stdout.readline())
-        assert pid, "the client found no agent"
-        return pid
-
-    def close(self) -> None:
-        self.process.kill()
-        self.process.wait()
 
 
 def at_rest(stats: dict[str, Any], clients: int) -> bool:
@@ -81,7 +59,7 @@ def kill_clients(
                 == Stored.EXISTS
             ).all()
         )
-    nursery = Nursery(process.socket(), watcher.page_bytes, keys)
+    nursery = Nursery(process.socket(), Geometry.of_page_bytes(watcher.page_bytes, 16), keys)
     caught_holding = 0
     try:
         for number in range(times):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import shutil
 import signal
@@ -19,24 +18,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+import small_agent
 from kvtier_agent.cache.geometry import Geometry
 from kvtier_agent.server.client import Client
+from small_agent import SmallAgent, sweep
 
-HERE = Path(__file__).parent
 PAGE_TOKENS = 16
 GEOMETRY = Geometry.of_page_bytes(16384, PAGE_TOKENS)
-
-
-def _small_agent() -> Any:
-    name = "kvtier_tests_small_agent"
-    if name not in sys.modules:
-        spec = importlib.util.spec_from_file_location(name, HERE / "small_agent.py")
-        assert spec is not None
-        assert spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[name] = module
-        spec.loader.exec_module(module)
-    return sys.modules[name].SmallAgent
 
 
 @pytest.fixture
@@ -46,8 +34,7 @@ def folder() -> Iterator[Path]:
     path.chmod(0o755)
     yield path
     shutil.rmtree(path, ignore_errors=True)
-    for left in Path("/dev/shm").glob(f"kvtier-test-*-{path.name}-*"):
-        shutil.rmtree(left, ignore_errors=True)
+    sweep(path)
 
 
 @pytest.fixture
@@ -56,7 +43,7 @@ def make_agent(folder: Path) -> Iterator[Callable[..., Any]]:
     made: list[Any] = []
 
     def make(**settings: Any) -> Any:
-        made.append(_small_agent()(folder, **settings))
+        made.append(SmallAgent(folder, **settings))
         return made[-1]
 
     yield make
@@ -99,7 +86,7 @@ def start_agent(folder: Path) -> Iterator[Callable[..., AgentProcess]]:
         process = subprocess.Popen(
             [
                 sys.executable,
-                str(HERE / "small_agent.py"),
+                small_agent.__file__,
                 json.dumps({"folder": str(folder), **settings}),
             ],
             stdout=subprocess.PIPE,

@@ -1,13 +1,15 @@
 """An agent for tests: core, cache thread and HTTP under a supervisor, budgets given by hand.
 
 In a test's own process: ``SmallAgent(...)``. As a process of its own (to be killed, or to be
-attacked): ``python small_agent.py JSON``; it prints one JSON line when it serves.
+attacked): ``python small_agent.py JSON``, with ``throttle`` (bytes a second of its drive) besides;
+it prints one JSON line when it serves.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import sys
 import threading
@@ -21,9 +23,17 @@ from kvtier_agent.server.loop import CacheLoop
 from kvtier_agent.server.rundir import table_path
 from kvtier_agent.server.settings import ServerSettings, TrustDomain
 from kvtier_agent.storage.core import Core, CoreSettings
+from kvtier_agent.storage.fileio import FileIO
 from kvtier_agent.supervise import Supervisor
 
 MIB = 1 << 20
+SHM = Path("/dev/shm")
+
+
+def sweep(folder: Path) -> None:
+    """Remove what agents on `folder` left in shared memory."""
+    for left in SHM.glob(f"kvtier-test-*-{folder.name}-*"):
+        shutil.rmtree(left, ignore_errors=True)
 
 
 class SmallAgent:
@@ -41,8 +51,11 @@ class SmallAgent:
         admitting: bool = True,
         cool_down_seconds: float = 0.0,
         server: dict[str, Any] | None = None,
+        core: dict[str, Any] | None = None,
         cache: dict[str, Any] | None = None,
+        io: FileIO | None = None,
     ) -> None:
+        """`server`, `core`, `cache`: further fields of their settings. `io`: of the volumes."""
         self.folder = folder
         self.run_dir = folder / "run"
         self.behaviour = Behaviour(admitting=admitting, cool_down_seconds=cool_down_seconds)
@@ -55,6 +68,8 @@ class SmallAgent:
         )
         self.cache_settings = CacheSettings(lease_seconds=lease_seconds, **(cache or {}))
         self.cores: dict[str, Core] = {}
+        self._core_settings = core or {}
+        self._io = io
         self.run_dir.mkdir(parents=True, exist_ok=True)
         for name, gid in (domains or {"default": None}).items():
             self.cores[name] = self._core(name, gid)
@@ -87,7 +102,7 @@ class SmallAgent:
     def _core(self, name: str, gid: int | None) -> Core:
         volume = self.folder / f"volume-{name}"
         volume.mkdir(exist_ok=True)
-        shm = Path("/dev/shm") / f"kvtier-test-{os.getpid()}-{self.folder.name}-{name}"
+        shm = SHM / f"kvtier-test-{os.getpid()}-{self.folder.name}-{name}"
         shm.mkdir(exist_ok=True)
         core = Core(
             CoreSettings(
@@ -100,7 +115,9 @@ class SmallAgent:
                 gid=gid,
                 allow_root_filesystem=True,
                 cache=self.cache_settings,
+                **self._core_settings,
             ),
+            io=self._io,
             wake=self.loop.wake,
             start=self.supervisor.start,
         )
@@ -111,6 +128,11 @@ class SmallAgent:
 def main() -> None:
     settings = json.loads(sys.argv[1])
     folder = Path(settings.pop("folder"))
+    throttle = settings.pop("throttle", None)
+    if throttle:
+        from storm.throttle import ThrottledIO
+
+        settings["io"] = ThrottledIO(throttle)
     agent = SmallAgent(folder, **settings)
     done = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: done.set())
