@@ -90,6 +90,12 @@ bench-peers: setup  ## kvtier beside LMCache, which is installed into the user's
 crash: setup  ## 10,000 simulated power cuts and 200 real SIGKILLs: does NVMe keep its promises? (ARGS="--kills 20")
 	$(TOOLS) -m crash $(ARGS)
 
+faults: setup  ## A trace replayed over a drive that fails at random (ARGS='TRACE --seed 3')
+	$(TOOLS) -m faults $(ARGS)
+
+soak: setup  ## 100,000 random steps of the cache's state machine, then half an hour of a real agent (ARGS='--minutes 5')
+	$(TOOLS) -m soak $(ARGS)
+
 image: setup  ## Build the operator and the agent image with docker or podman
 	$(TOOLS) -m image build $(ARGS)
 
@@ -117,4 +123,4 @@ reference: setup  ## Generate crds/*.yaml, docs/reference and settings in the ch
 clean:  ## Remove what the targets made here (the tools' cache of the user stays)
 	rm -rf $(VENV) $(VENV)-vllm .tools demo-out .image native/target native/wheels/*.whl .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 
-.PHONY: help setup tools demo lint test test-slow bench bench-peers crash image image-test lock reference clean
+.PHONY: help setup tools demo lint test test-slow bench bench-peers crash faults soak image image-test lock reference clean

@@ -1,0 +1,66 @@
+"""A replay over a drive that fails at random: no wrong byte, no failed request, each fault counted
+once. The whole trace with calls that take 30 s is marked slow; `python -m faults` runs any."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from faults.drive import Chances
+from faults.run import Seen, Sizes, run
+from kvtier_agent.replay.sessions import SessionSettings, SessionTraffic
+from kvtier_agent.replay.trace import Trace, read_trace
+
+RECORDED = Path(__file__).parents[4] / "shared/data/traces/mooncake_conversation.jsonl.gz"
+EVERY_KIND = {"EIO", "ENOSPC", "EROFS", "short", "slow", "checksum"}
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """With a short name, for sockets; in memory, so that no call is slow of itself."""
+    path = Path(tempfile.mkdtemp(prefix="kvtier-test-faults-", dir="/dev/shm"))
+    yield path
+    shutil.rmtree(path, ignore_errors=True)
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A drive that failed is tried again at once: more faults in the same time."""
+    monkeypatch.setattr("kvtier_agent.cache.outcomes.FIRST_PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr("kvtier_agent.cache.outcomes.LONGEST_PAUSE_SECONDS", 0.05)
+    monkeypatch.setattr("kvtier_agent.storage.volume_health.FIRST_REST_SECONDS", 0.01)
+    monkeypatch.setattr("kvtier_agent.storage.volume_health.LONGEST_REST_SECONDS", 0.05)
+
+
+def generated(count: int, seed: int) -> Trace:
+    return Trace(requests=list(SessionTraffic(SessionSettings(seed=seed)).requests(count=count)))
+
+
+def kinds(seen: Seen) -> set[str]:
+    return {fault for _, fault in seen.injected}
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.usefixtures("impatient")
+def test_a_drive_that_fails_costs_misses_and_nothing_else(folder: Path) -> None:
+    chances = Chances(fault=0.05, slow_seconds=2.0, most_slow=3)
+    seen = run(generated(400, seed=2), folder, 2, chances, Sizes(), least_faults=80)
+    assert seen.problems() == []
+    assert kinds(seen) == EVERY_KIND
+    assert seen.hits_l2 > 0, "nothing came back from the drive"
+    assert seen.after.whole.l2 > 0
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1500)
+@pytest.mark.parametrize("recorded", [True, False], ids=["recorded", "generated"])
+def test_a_whole_trace_over_a_drive_that_fails(folder: Path, recorded: bool) -> None:
+    if recorded and not RECORDED.exists():
+        pytest.skip(f"no recorded trace at {RECORDED.name}; the generated one runs")
+    trace = read_trace(RECORDED, limit=4000) if recorded else generated(3000, seed=9)
+    seen = run(trace, folder, 5, Chances(fault=0.02, slow_seconds=30.0), Sizes(8192))
+    assert seen.problems() == []
+    assert kinds(seen) == EVERY_KIND

@@ -1,0 +1,56 @@
+"""`python -m faults`: a whole trace over a drive that fails, with calls that take 30 s."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+import tempfile
+from collections import Counter
+from pathlib import Path
+
+import structlog
+from kvtier_agent.replay.sessions import SessionSettings, SessionTraffic
+from kvtier_agent.replay.trace import Trace, read_trace
+
+from faults.drive import Chances
+from faults.run import Sizes, run
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="faults", description=__doc__)
+    parser.add_argument("trace", nargs="?", type=Path, help="a trace (generated sessions)")
+    parser.add_argument("--limit", type=int, help="requests (all)")
+    parser.add_argument("--seed", type=int, default=1, help="of all chance (1)")
+    parser.add_argument("--fault", type=float, default=0.02, help="chance of a fault a call (0.02)")
+    parser.add_argument("--slow-seconds", type=float, default=30.0, help="of a slow call (30)")
+    parser.add_argument("--most-slow", type=int, default=4, help="slow calls at most (4)")
+    parser.add_argument("--folder", type=Path, help="a real file system for the volume (/tmp)")
+    options = parser.parse_args()
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
+    if options.trace is None:
+        traffic = SessionTraffic(SessionSettings(seed=options.seed))
+        trace = Trace(requests=list(traffic.requests(count=options.limit or 3000)))
+    else:
+        trace = read_trace(options.trace, limit=options.limit)
+    chances = Chances(
+        fault=options.fault, slow_seconds=options.slow_seconds, most_slow=options.most_slow
+    )
+    with tempfile.TemporaryDirectory(prefix="kvt-", dir=options.folder) as folder:
+        seen = run(trace, Path(folder), options.seed, chances, Sizes())
+    kinds: Counter[str] = Counter()
+    for (_, fault), count in seen.injected.items():
+        kinds[fault] += count
+    whole = seen.during[0].whole
+    print(
+        f"{seen.during[0].requests} requests, {seen.during[0].seconds:.0f} s,"
+        f" hits l0 {whole.l0}, l1 {whole.l1}, l2 {whole.l2}, misses {whole.miss};"
+        f" {sum(kinds.values())} faults: " + ", ".join(f"{n} {k}" for k, n in sorted(kinds.items()))
+    )
+    problems = seen.problems()
+    print("\n".join(problems) or "no wrong byte, no failed request, every fault counted once")
+    return 1 if problems else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
