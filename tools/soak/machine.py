@@ -25,7 +25,7 @@ from kvtier_agent.cache.results import MISS, CommitStatus, PutStatus
 from kvtier_agent.cache.segment_sizes import bytes_for
 from kvtier_agent.cache.settings import Behaviour, Budgets, CacheSettings, FrozenPrefix
 from kvtier_agent.cache.snapshot import check_books
-from kvtier_agent.storage.core import Core, CoreSettings
+from kvtier_agent.storage.core import Core, CoreError, CoreSettings
 from kvtier_agent.storage.fileio import FileIO
 
 PAGE = 4096
@@ -308,14 +308,20 @@ class CacheMachine(RuleBasedStateMachine):
         frozen=st.sampled_from([0, 3, 8]),
     )
     def new_revision(self, l0, l1, l2, threshold, admitting, demote, frozen):
-        self.behaviour = Behaviour(
+        behaviour = Behaviour(
             cool_down_seconds=0.5,
             threshold_microseconds_per_mib=(threshold, threshold, threshold // 2),
             admitting=admitting, tighten_percent=min(90, demote), demote_percent=demote,
             frozen=(FrozenPrefix("bot", frozen * PAGE),),
         )  # fmt: skip
-        self.last_budgets = self.budgets(l0, l1, l2)
-        self.core.reconfigure(self.now, self.behaviour, self.last_budgets)
+        budgets = self.budgets(l0, l1, l2)
+        failing = bool(self.io.write_faults or self.io.read_faults)
+        try:
+            self.core.reconfigure(self.now, behaviour, budgets)
+        except CoreError:
+            assert failing, "a revision was refused though the drive works"
+        else:
+            self.behaviour, self.last_budgets = behaviour, budgets
         self.turn()
 
     @rule(way=st.sampled_from(["killed", "stopped"]), settled=st.booleans())
