@@ -28,6 +28,8 @@ from kvtier_agent.cache.snapshot import check_books
 from kvtier_agent.storage.core import Core, CoreError, CoreSettings
 from kvtier_agent.storage.fileio import FileIO
 
+from soak.pins import PinRules
+
 PAGE = 4096
 TOKENS = 16
 DISK = PAGE + 4096
@@ -106,7 +108,9 @@ def checksum(data: np.ndarray) -> int:
     return xxhash.xxh3_64_intdigest(data)
 
 
-class CacheMachine(RuleBasedStateMachine):
+class CacheMachine(PinRules, RuleBasedStateMachine):
+    keys_of = staticmethod(keys_of)
+
     def __init__(self) -> None:
         super().__init__()
         self.folder = Path(tempfile.mkdtemp(prefix="kvtier-test-", dir=SCRATCH))
@@ -132,8 +136,8 @@ class CacheMachine(RuleBasedStateMachine):
                 allow_root_filesystem=True,
                 synchronous=True,
                 cache=CacheSettings(
-                    lease_seconds=30, write_queue_bytes=12 * PAGE, move_bytes=3 * PAGE,
-                    max_pages=1024,
+                    lease_seconds=30, pin_seconds=20, max_pins_per_client=5,
+                    write_queue_bytes=12 * PAGE, move_bytes=3 * PAGE, max_pages=1024,
                 ),
             ),
             io=self.io,
@@ -261,6 +265,7 @@ class CacheMachine(RuleBasedStateMachine):
         self.tickets = {k: v for k, v in self.tickets.items() if v[0] != client}
         self.reserved = [r for r in self.reserved if r[0] != client]
         assert not self.cache.book.of_client(client)
+        self.client_took_its_pins_along(client)
         self.turn()
 
     @rule(
@@ -416,7 +421,7 @@ class CacheMachine(RuleBasedStateMachine):
 def drive(seed: int, steps: int) -> Counter[str]:
     """The same calls from a seeded generator with the weights of a busy day: gets deeper into the
     life of a cache than a search that restarts every few steps."""
-    rng = random.Random(seed)
+    rng, others = random.Random(seed), random.Random(seed + 1_000_000)
     machine = CacheMachine()
     ends = ["commit"] * 6 + ["half", "abort", "leave", "lie"]
     for _ in range(steps):
@@ -457,6 +462,8 @@ def drive(seed: int, steps: int) -> Counter[str]:
             machine.client_dies(client)
         elif action < 0.995:
             machine.agent_restarts(rng.choice(["killed", "stopped"]), rng.random() < 0.5)
+        if others.random() < 0.1:
+            machine.keep_or_delete(others)
         machine.books_are_straight()
         machine.caps_hold()
     machine.total.update(machine.cache.counters.as_dict())

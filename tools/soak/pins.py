@@ -41,6 +41,7 @@ class PinRules:
 
     @rule(client=CLIENTS, chain=CHAINS, count=st.integers(1, 10))
     def pin(self, client: int, chain: int, count: int) -> None:
+        self.forget_lost()
         keys, table = self.keys_of(chain, count), self.cache.table
         before = self.cache.lookup(keys)
         mine = self.pinned.setdefault(client, {})
@@ -65,6 +66,7 @@ class PinRules:
 
     @rule(client=CLIENTS, chain=CHAINS, count=st.integers(1, 10))
     def unpin(self, client: int, chain: int, count: int) -> None:
+        self.forget_lost()
         keys = self.keys_of(chain, count)
         mine = self.pinned.get(client, {})
         held = [key.tobytes() for key in keys if key.tobytes() in mine]
