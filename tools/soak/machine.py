@@ -29,6 +29,7 @@ from kvtier_agent.storage.core import Core, CoreError, CoreSettings
 from kvtier_agent.storage.fileio import FileIO
 
 from soak.pins import PinRules
+from soak.tenants import TenantRules
 
 PAGE = 4096
 TOKENS = 16
@@ -108,7 +109,7 @@ def checksum(data: np.ndarray) -> int:
     return xxhash.xxh3_64_intdigest(data)
 
 
-class CacheMachine(PinRules, RuleBasedStateMachine):
+class CacheMachine(PinRules, TenantRules, RuleBasedStateMachine):
     keys_of = staticmethod(keys_of)
 
     def __init__(self) -> None:
@@ -190,6 +191,7 @@ class CacheMachine(PinRules, RuleBasedStateMachine):
             depth=skip * TOKENS,
             partial_last=partial,
             frozen=frozen,
+            tenant=self.tenant_of(client),
         )
         offered = np.flatnonzero(result.status == PutStatus.OFFERED)
         assert (result.tier[result.status != PutStatus.OFFERED] == MISS).all()
@@ -317,7 +319,7 @@ class CacheMachine(PinRules, RuleBasedStateMachine):
             cool_down_seconds=0.5,
             threshold_microseconds_per_mib=(threshold, threshold, threshold // 2),
             admitting=admitting, tighten_percent=min(90, demote), demote_percent=demote,
-            frozen=(FrozenPrefix("bot", frozen * PAGE),),
+            frozen=(FrozenPrefix("bot", frozen * PAGE),), quotas=self.behaviour.quotas,
         )  # fmt: skip
         budgets = self.budgets(l0, l1, l2)
         failing = bool(self.io.write_faults or self.io.read_faults)
@@ -464,8 +466,11 @@ def drive(seed: int, steps: int) -> Counter[str]:
             machine.agent_restarts(rng.choice(["killed", "stopped"]), rng.random() < 0.5)
         if others.random() < 0.1:
             machine.keep_or_delete(others)
+        if others.random() < 0.02:
+            machine.change_quotas(others)
         machine.books_are_straight()
         machine.caps_hold()
+        machine.quotas_are_kept()
     machine.total.update(machine.cache.counters.as_dict())
     machine.teardown()
     return machine.total

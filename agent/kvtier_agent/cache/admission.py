@@ -19,6 +19,10 @@ VALUE = 254
 """Refused: no tier admits it."""
 SPACE = 253
 """Refused: the only tier for it has no room."""
+QUOTA = 252
+"""Refused: its tenant's quota of the only tier for it is used up."""
+REFUSED = 252
+"""What is not below is no tier."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,9 +63,20 @@ def place(
     return out
 
 
+def within_quota(
+    tier: NDArray[np.uint8], lower: Mask, exempt: Mask, room: tuple[int, int]
+) -> NDArray[np.uint8]:
+    """Pages for which their tenant has no room in L0 go to L1 where they may (`lower`), those for
+    which it has none there either are refused. `room`: slots of L0 and L1 that its quotas leave."""
+    beyond = np.flatnonzero((tier == 0) & ~exempt)[max(0, room[0]) :]
+    tier[beyond] = np.where(lower[beyond], 1, QUOTA)
+    tier[np.flatnonzero((tier == 1) & ~exempt)[max(0, room[1]) :]] = QUOTA
+    return tier
+
+
 def close_holes(tier: NDArray[np.uint8], exempt: Mask) -> NDArray[np.uint8]:
     """Pages behind the first refused one get its refusal (exempt pages apart)."""
-    refused = np.flatnonzero(tier >= SPACE)
+    refused = np.flatnonzero(tier >= REFUSED)
     if refused.size:
         start = int(refused[0])
         behind = ~exempt[start:]

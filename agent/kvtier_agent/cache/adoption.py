@@ -122,7 +122,7 @@ def insert_survivors(table: PageTable, survivors: Survivors) -> Rows:
     records["last_access"] = np.where(np.isfinite(seen) & (seen > 0.0), seen, 0.0)
     records["tiers"] = HAS_L1
     records["l0_slot"] = records["l2_slot"] = NO_SLOT
-    for void in ("seq", "flags", "arm", "domain", "pins", "client", "demoted_at"):
+    for void in ("seq", "flags", "arm", "pins", "client", "demoted_at"):
         records[void] = 0
     rows = table.insert_records(records, State.IN1)
     table.parent_row[rows] = table.find(np.ascontiguousarray(records["parent"]))

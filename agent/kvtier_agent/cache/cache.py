@@ -18,7 +18,6 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from kvtier_agent.cache import adoption
 from kvtier_agent.cache.asking import pages_to_load, prefix_of
 from kvtier_agent.cache.deletion import Deletion
 from kvtier_agent.cache.geometry import Geometry
@@ -32,6 +31,7 @@ from kvtier_agent.cache.parts import whole_pages
 from kvtier_agent.cache.pins import Pins
 from kvtier_agent.cache.pressure import Level
 from kvtier_agent.cache.puts import Puts
+from kvtier_agent.cache.quotas import NOBODY
 from kvtier_agent.cache.record import NO_ROW, TIER_OF_STATE, Rows, State
 from kvtier_agent.cache.results import (
     MISS,
@@ -42,11 +42,10 @@ from kvtier_agent.cache.results import (
     LookupResult,
     PinResult,
     PutResult,
-    Registration,
     Ticket,
 )
-from kvtier_agent.cache.segment_sizes import slots_per_segment
 from kvtier_agent.cache.settings import Behaviour, Budgets, CacheSettings
+from kvtier_agent.cache.shaping import Shaping
 from kvtier_agent.cache.shelves import Shelves
 from kvtier_agent.cache.snapshot import take_snapshot
 from kvtier_agent.cache.traffic import Traffic
@@ -58,7 +57,7 @@ UNSHAPED = Geometry.of_page_bytes(4096, 1)
 """Stands in until the first client tells the real one; no slot is made of it."""
 
 
-class Cache:
+class Cache(Shaping):
     """All page state of one trust domain. Owned by one thread; no clock, no I/O.
 
     `now` is seconds on one monotonic clock. Clients are integers that the server picks.
@@ -98,31 +97,6 @@ class Cache:
         self.deletion = Deletion(self.shelves, self.traffic)
         self.level = Level.NORMAL
         self._now = 0.0
-
-    def succeed(self, before: Cache) -> None:
-        """Carry on for a cache that held pages of another geometry and is empty now: under the
-        same behaviour and budgets, counting on where it stopped. Before anything is registered."""
-        self.behaviour, self.budgets = before.behaviour, before.budgets
-        self.counters = self.shelves.counters = before.counters
-        self.book.number_from(before.book)
-
-    def register(self, now: float, geometry: Geometry) -> Registration:
-        """Accept a client's geometry: one per trust domain. The first one sizes the slots (memory
-        and volumes are there already: `Core.register`); another is refused with a reason."""
-        if not self.shaped:
-            self.shaped = True
-            self.geometry = self.worth.geometry = geometry
-            self.reconfigure(now, self.behaviour, self.budgets, l2_slots=self.l2_slots)
-        if geometry == self.geometry:
-            return Registration(True)
-        mine = self.geometry
-        return Registration(
-            False,
-            f"this trust domain holds pages of {mine.page_bytes} bytes and {mine.page_tokens}"
-            f" tokens (fingerprint {mine.fingerprint.hex()[:8]}), the client's are"
-            f" {geometry.page_bytes} bytes and {geometry.page_tokens} tokens (fingerprint"
-            f" {geometry.fingerprint.hex()[:8]}); use another trust domain for it",
-        )
 
     # -- asking -----------------------------------------------------------------------------
 
@@ -169,12 +143,14 @@ class Cache:
         partial_last: bool = False,
         frozen: str | None = None,
         tokens_per_second: float | None = None,
+        tenant: int = NOBODY,
     ) -> PutResult:
         """Reserve slots for pages the client is about to write.
 
         `keys`: a chain in prefix order; `parent`: key of the page before keys[0] (or the root);
         `depth`: tokens before keys[0]; `partial_last`: the last page is not full; `frozen`: name
-        of a frozen prefix these pages belong to; `tokens_per_second`: the engine's prefill speed.
+        of a frozen prefix these pages belong to; `tokens_per_second`: the engine's prefill speed;
+        `tenant`: `quotas.tenant_number` of whose pages they are.
         """
         result = self.puts.reserve(
             now,
@@ -185,6 +161,7 @@ class Cache:
             partial_last=partial_last,
             frozen=frozen,
             tokens_per_second=tokens_per_second,
+            tenant=tenant,
         )
         self._balance(now)
         return result
@@ -327,73 +304,6 @@ class Cache:
             self.counters.tightened += level is Level.TIGHTEN
             self.counters.demote_all += level is Level.DEMOTE
             self.level = level
-
-    # -- configuration ----------------------------------------------------------------------
-
-    def missing_slots(self, budgets: Budgets) -> tuple[NDArray[np.uint32], NDArray[np.uint32]]:
-        """Positions of L0 and L1 that need memory behind them before `reconfigure(budgets)`, or
-        before the `register` that sizes the slots."""
-        wanted = self._limits(budgets)
-        pools = self.shelves.pools
-        return pools[0].missing(wanted[0]), pools[1].missing(wanted[1])
-
-    def _limits(self, budgets: Budgets) -> tuple[int, int, int]:
-        slot = self.geometry.slot_bytes
-        return budgets.l0_bytes // slot, budgets.l1_bytes // slot, budgets.l2_bytes // slot
-
-    def reconfigure(
-        self, now: float, behaviour: Behaviour, budgets: Budgets, *, l2_slots: int | None = None
-    ) -> None:
-        """A new revision, live: what still fits stays. The memory for it is there already
-        (`Core.reconfigure` sees to that). `l2_slots`: how many slots the volumes can hold."""
-        self.behaviour, self.budgets, self.l2_slots = behaviour, budgets, l2_slots
-        self.worth.behaviour = behaviour
-        self.costs.transfer_bytes = behaviour.transfer_bytes
-        if not self.shaped:
-            return
-        limits = list(self._limits(budgets))
-        if l2_slots is not None:
-            limits[2] = min(limits[2], l2_slots)
-        # A page has a slot and a record: L2 gets no more slots than there are records for.
-        limits[2] = min(limits[2], max(0, self.table.max_pages - limits[0] - limits[1]))
-        self.shelves.pool2.shape(slots_per_segment(self.geometry.nvme_slot_bytes))
-        self.shelves.limit((limits[0], limits[1], limits[2]))
-        self.traffic.set_lines(limits)
-        self.pins.fit()
-        ordinary = self.shelves.frozen.configure(
-            behaviour.frozen, self.geometry.slot_bytes, self.table, self.geometry.tp
-        )
-        self.shelves.stamp(ordinary)
-        self._balance(now)
-
-    def regrow(self) -> None:
-        """Take in positions that a growth missed; the memory for `missing_slots` is there."""
-        for pool in self.shelves.pools[:2]:
-            pool.set_limit(pool.limit)
-
-    def adopt(
-        self,
-        keys: KeyArray,
-        parents: KeyArray,
-        depths: NDArray[np.uint32],
-        checksums: U64,
-        slots: NDArray[np.uint32],
-    ) -> NDArray[np.bool_]:
-        """Pages found in L2 at start, oldest first; before any client. True: taken in."""
-        size = self.geometry.page_bytes
-        return adoption.adopt(self.shelves, size, keys, parents, depths, checksums, slots)
-
-    def take_over(self, rows: Rows, names: list[str], backed: tuple[int, int]) -> None:
-        """Pages of the process before, already in the table, in L1; right after construction. See
-        `adoption.take_over`."""
-        adoption.take_over(self.shelves, rows, names, backed)
-        self.traffic.high1 = self.traffic.low1 = self.shelves.pools[1].limit
-
-    def lose_segments(self, now: float, segments: set[int]) -> None:
-        """These segments of L2 are gone with their volume, and so are the copies in them. What is
-        just being read or written fails by itself."""
-        self.traffic.reclaim.lose(segments)
-        self._balance(now)
 
     def snapshot(self, now: float) -> CacheSnapshot:
         """Plain numbers for status and metrics."""

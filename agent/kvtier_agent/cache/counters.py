@@ -26,6 +26,7 @@ class Counters:
     refused_space: int = 0
     refused_busy: int = 0
     refused_closed: int = 0
+    refused_quota: int = 0
     stored_l0: int = 0  # pages that entered the tier: puts, promotions
     stored_l1: int = 0
     stored_l2: int = 0
@@ -43,6 +44,7 @@ class Counters:
     evicted_l1: int = 0
     evicted_l2: int = 0
     emergency_evicted: int = 0  # of evicted_l1: because writing to NVMe could not keep up
+    quota_evicted: int = 0  # of these: because their tenant had all that its quota gives it
     l2_copies_dropped: int = 0
     quarantined_pages: int = 0
     quarantined_slots: int = 0  # L2 slots that held a bad or unreadable page

@@ -65,6 +65,7 @@ class Outcomes:
         home, goal = (State.IN0, State.IN1) if down else (State.IN1, State.IN0)
         if down:
             self.traffic.leaving0 -= len(rows)
+            shelves.quotas.leaves(rows, 0, -1)
         stays = ~ok | (table.pins[rows] > 0) | table.has(rows, Flag.DOOMED)
         back, gone = rows[stays], rows[~stays]
         if back.size:
@@ -97,6 +98,7 @@ class Outcomes:
     def _finish_write(self, now: float, move: Move, status: NDArray[np.uint8]) -> None:
         shelves, table, rows = self.traffic.shelves, self.traffic.shelves.table, move.rows
         self.traffic.leaving1 -= len(rows)
+        shelves.quotas.leaves(rows, 1, -1)
         self.traffic.write_queue_bytes -= len(rows) * move.page_bytes
         ok = status == MoveStatus.OK
         doomed = table.has(rows, Flag.DOOMED)

@@ -94,6 +94,7 @@ class PageTable(TableView):
     hits: NDArray[np.uint32]
     client: NDArray[np.uint32]
     frozen: NDArray[np.uint16]
+    tenant: NDArray[np.uint16]
     last_access: NDArray[np.float64]
     demoted_at: NDArray[np.float64]
     touch: NDArray[np.uint64]

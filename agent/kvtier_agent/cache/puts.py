@@ -14,6 +14,7 @@ from kvtier_agent.cache import admission
 from kvtier_agent.cache.identity import NO_PARENT, KeyArray
 from kvtier_agent.cache.leases import LeaseBook
 from kvtier_agent.cache.pressure import RecentValue
+from kvtier_agent.cache.quotas import NOBODY
 from kvtier_agent.cache.record import NO_ROW, NO_SLOT, Flag, Rows, State, as_u64_pairs
 from kvtier_agent.cache.results import MISS, U8, U64, CommitStatus, PutResult, PutStatus
 from kvtier_agent.cache.shelves import Shelves
@@ -43,10 +44,13 @@ class Puts:
         partial_last: bool = False,
         frozen: str | None = None,
         tokens_per_second: float | None = None,
+        tenant: int = NOBODY,
     ) -> PutResult:
         """See `Cache.reserve`."""
         count = len(keys)
         status = np.full(count, PutStatus.EXISTS, dtype=np.uint8)
+        if tenant != NOBODY:
+            self.shelves.quotas.counting = True
         result = PutResult(
             status, np.full(count, MISS, dtype=np.uint8), np.zeros(count, dtype=np.uint64)
         )
@@ -75,20 +79,24 @@ class Puts:
                 status[again] = PutStatus.BUSY
                 fresh = np.sort(fresh[firsts])
             chain = (as_u64_pairs(np.frombuffer(parent, dtype=np.uint8)), depth, partial_last)
-            self._admit(now, client, pairs, rows, fresh, chain, prefixes, result)
+            owner = (client, tenant)
+            self._admit(now, owner, pairs, rows, fresh, chain, prefixes, result)
         counters = self.shelves.counters
-        counts = np.bincount(status, minlength=6)
+        counts = np.bincount(status, minlength=7)
         counters.offered += int(counts[PutStatus.OFFERED])
         counters.refused_value += int(counts[PutStatus.REFUSED_VALUE])
         counters.refused_space += int(counts[PutStatus.REFUSED_SPACE])
         counters.refused_busy += int(counts[PutStatus.BUSY])
         counters.refused_closed += int(counts[PutStatus.REFUSED_CLOSED])
+        if counts[PutStatus.REFUSED_QUOTA]:
+            counters.refused_quota += int(counts[PutStatus.REFUSED_QUOTA])
+            self.shelves.quotas.refused(tenant, int(counts[PutStatus.REFUSED_QUOTA]))
         return result
 
     def _admit(
         self,
         now: float,
-        client: int,
+        owner: tuple[int, int],
         pairs: U64,
         rows: Rows,
         fresh: NDArray[np.intp],
@@ -96,7 +104,9 @@ class Puts:
         prefixes: NDArray[np.uint16] | None,
         result: PutResult,
     ) -> None:
-        """Give slots to the absent pages `fresh` (indexes into the chain). `rows` is completed."""
+        """Give slots to the absent pages `fresh` (indexes into the chain). `rows` is completed.
+        `owner`: client and tenant."""
+        client, tenant = owner
         parent, depth, partial_last = chain
         status, shelves, table, worth = result.status, self.shelves, self.shelves.table, self.worth
         if not self.worth.behaviour.admitting:
@@ -133,11 +143,14 @@ class Puts:
         )
         if not limits[1]:
             tier[exempt & (tier == 1)] = admission.SPACE
+        if tenant in shelves.quotas.shares:
+            tier = self._within_quota(now, tenant, tier, admits[1] & ~partial, exempt)
         tier = admission.close_holes(tier, exempt)
         slots = self._slots_for(now, tier)
         status[fresh[tier == admission.VALUE]] = PutStatus.REFUSED_VALUE
         status[fresh[tier == admission.SPACE]] = PutStatus.REFUSED_SPACE
-        placed = np.flatnonzero(tier < admission.SPACE)
+        status[fresh[tier == admission.QUOTA]] = PutStatus.REFUSED_QUOTA
+        placed = np.flatnonzero(tier < admission.REFUSED)
         if not placed.size:
             return
         where = fresh[placed]
@@ -159,6 +172,7 @@ class Puts:
             table.depth[mine] = depths[placed]
             table.size[mine] = self.worth.geometry.page_bytes
             table.client[mine] = client
+            table.tenant[mine] = tenant
             table.last_access[mine] = now
         for level in (0, 1):
             here = tier[placed] == level
@@ -175,6 +189,21 @@ class Puts:
         result.tier[where] = tier[placed]
         result.offset[where] = slots.astype(np.uint64) * np.uint64(self.worth.geometry.slot_bytes)
 
+    def _within_quota(
+        self,
+        now: float,
+        tenant: int,
+        tier: NDArray[np.uint8],
+        lower: NDArray[np.bool_],
+        exempt: NDArray[np.bool_],
+    ) -> NDArray[np.uint8]:
+        """Places of a tenant's newcomers by its quotas; it makes room among its own pages of L1."""
+        quotas = self.shelves.quotas
+        room = quotas.room(tenant, 0)
+        in_l1 = int((tier == 1).sum()) + max(0, int((tier == 0).sum()) - room)
+        self.traffic.trimming.make_room(now, tenant, 1, in_l1)
+        return admission.within_quota(tier, lower, exempt, (room, quotas.room(tenant, 1)))
+
     def _slots_for(self, now: float, tier: NDArray[np.uint8]) -> NDArray[np.uint32]:
         """Slots for the pages placed in 0 and 1, in order; pages beyond L1's room become SPACE."""
         pools = self.shelves.pools
@@ -185,12 +214,12 @@ class Puts:
             self.traffic.go_down(now, self.shelves.victims(1, short))
         room = max(0, pools[1].available - kept_for_loads)
         if in_l1.size > room:
-            tier[in_l1[room] :][tier[in_l1[room] :] < admission.SPACE] = admission.SPACE
+            tier[in_l1[room] :][tier[in_l1[room] :] < admission.REFUSED] = admission.SPACE
         slots = np.zeros(len(tier), dtype=np.uint32)
         for level in (0, 1):
             here = np.flatnonzero(tier == level)
             slots[here] = pools[level].take(here.size)
-        return slots[tier < admission.SPACE]
+        return slots[tier < admission.REFUSED]
 
     def commit(self, now: float, client: int, keys: KeyArray, checksums: U64) -> U8:
         """See `Cache.commit`."""

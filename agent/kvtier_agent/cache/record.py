@@ -48,7 +48,7 @@ RECORD = np.dtype(
             "pins",
             "hits",
             "client",
-            "domain",
+            "tenant",
             "frozen",
             "last_access",
             "demoted_at",
@@ -73,7 +73,7 @@ RECORD = np.dtype(
             "<u4",  # pins: leases and pins that hold the page
             "<u4",  # hits: loads since it was stored
             "<u4",  # client that reserved it
-            "<u2",  # domain
+            "<u2",  # tenant: whose page it is (`quotas.tenant_number`), 0 = nobody's
             "<u2",  # frozen: id of the frozen prefix, 0 = none
             "<f8",  # last_access: seconds, the cache's clock
             "<f8",  # demoted_at: seconds, 0 = never

@@ -26,6 +26,7 @@ class PutStatus(IntEnum):
     REFUSED_SPACE = 3  # no slot free right now; nothing is waited for
     BUSY = 4  # another client is writing it, or it is just being dropped
     REFUSED_CLOSED = 5  # no policy in force: the cache admits nothing
+    REFUSED_QUOTA = 6  # its tenant has all that the policy gives it, and nothing of that can go now
 
 
 class CommitStatus(IntEnum):
@@ -144,6 +145,18 @@ class FrozenSnapshot:
 
 
 @dataclass(frozen=True, slots=True)
+class TenantSnapshot:
+    """A tenant with a quota. `used_bytes`, `quota_bytes`: by tier; None: no bound. `refused_pages`
+    of puts and `evicted_pages` for the quota's sake, since it has one."""
+
+    name: str
+    used_bytes: tuple[int, int, int]
+    quota_bytes: tuple[int | None, int | None, int | None]
+    refused_pages: int
+    evicted_pages: int
+
+
+@dataclass(frozen=True, slots=True)
 class CacheSnapshot:
     """The cache at one moment; plain numbers, safe to hand to another thread.
 
@@ -169,6 +182,7 @@ class CacheSnapshot:
     dead_bytes: int
     geometry: dict[str, int] = field(default_factory=dict)
     volumes: dict[str, str] = field(default_factory=dict)
+    tenants: tuple[TenantSnapshot, ...] = ()
     client_pins: int = 0
     marked_pages: int = 0
     """Pages that were deleted, or found bad, and whose bytes are not free yet."""

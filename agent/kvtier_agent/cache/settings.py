@@ -33,6 +33,27 @@ class FrozenPrefix:
 
 
 @dataclass(frozen=True, slots=True)
+class TenantQuota:
+    """Most that a tenant's pages may take of each tier of this trust domain, percent of its slots,
+    0 to 100; None = no bound."""
+
+    tenant: str
+    hbm_percent: int | None = None
+    dram_percent: int | None = None
+    nvme_percent: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("hbm_percent", "dram_percent", "nvme_percent"):
+            if getattr(self, name) is not None:
+                _bounds(self, name, 0, 100)
+
+    @property
+    def percents(self) -> tuple[int | None, int | None, int | None]:
+        """By tier number."""
+        return self.hbm_percent, self.dram_percent, self.nvme_percent
+
+
+@dataclass(frozen=True, slots=True)
 class Behaviour:
     """The part of a policy that the cache obeys (names as in the policy, units in the name)."""
 
@@ -51,6 +72,7 @@ class Behaviour:
     slo_seconds: float = 0.8
     """P99 objective for the first token, seconds, above 0."""
     frozen: tuple[FrozenPrefix, ...] = ()
+    quotas: tuple[TenantQuota, ...] = ()
     durability: Durability = "async"
     """none: L2 is swept at start. async: L2 survives a restart. sync: and each batch is flushed
     to the device before it counts as written."""

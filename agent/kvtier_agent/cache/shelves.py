@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from kvtier_agent.cache.counters import Counters
 from kvtier_agent.cache.frozen import FrozenBook
 from kvtier_agent.cache.page_table import PageTable
+from kvtier_agent.cache.quotas import Quotas
 from kvtier_agent.cache.record import (
     MOVING,
     NO_ROW,
@@ -39,6 +40,7 @@ class Shelves:
         self.logs = (TouchLog(), TouchLog())
         self.frozen = FrozenBook()
         self.counters = Counters()
+        self.quotas = Quotas(table)
         self.slots = (table.l0_slot, table.l1_slot, table.l2_slot)
         self._stamp = 1
 
@@ -62,6 +64,8 @@ class Shelves:
             if here.any():
                 enter = self.logs[tier].push_cold if cold else self.logs[tier].append
                 enter(rows[here], stamps[here])
+        if self.quotas.shares:
+            self.quotas.stamped(rows, stamps, cold=cold)
         return stamps
 
     def stamp_chain(self, rows: Rows) -> None:
@@ -149,7 +153,10 @@ class Shelves:
 
     def own(self, rows: Rows, tier: int, slots: NDArray[np.uint32]) -> None:
         """These pages now own these slots of `tier` (valid bytes or not)."""
-        self.slots[tier][rows] = slots
+        field = self.slots[tier]
+        if self.quotas.counting:  # not those that only move within the tier
+            self.quotas.took(rows[field[rows] == NO_SLOT], tier)
+        field[rows] = slots
         if tier == 2:
             self.pool2.own(slots, rows)
 
@@ -159,6 +166,8 @@ class Shelves:
         slots = field[rows]
         owned = slots != NO_SLOT
         self.pools[tier].give(slots[owned])
+        if self.quotas.counting:
+            self.quotas.took(rows[owned], tier, -1)
         field[rows[owned]] = NO_SLOT
 
     def settle(self, rows: Rows, state: State, tiers: int) -> None:

@@ -64,6 +64,7 @@ def take_snapshot(cache: Cache, now: float) -> CacheSnapshot:
         write_queue_bytes=traffic.write_queue_bytes,
         suspected_segments=len(shelves.pool2.suspects),
         dead_bytes=shelves.pool2.dead * cache.geometry.nvme_slot_bytes,
+        tenants=shelves.quotas.snapshot((slot, slot, cache.geometry.nvme_slot_bytes)),
         client_pins=cache.pins.count,
         marked_pages=int(((table.flags[: table.capacity] & Flag.DOOMED) != 0)[state != 0].sum()),
         geometry={
@@ -95,6 +96,10 @@ def check_books(cache: Cache) -> None:
         assert (pool.rows(segment) == in_order).all(), "a segment does not know its pages"
     spare = pool.limit - pool.leaving - pool.used - pool.dead
     assert pool.excess or pool.available >= spare, "slots of L2 leaked"
+    for tier in (0, 1, 2):
+        owners = table.tenant[rows[shelves.slots[tier][rows] != NO_SLOT]]
+        used = np.bincount(owners[owners != 0], minlength=len(shelves.quotas.use[tier]))
+        assert (used == shelves.quotas.use[tier]).all(), "a tenant's use of a tier is miscounted"
     state = table.state[rows]
     l0, l1, l2 = (shelves.slots[tier][rows] != NO_SLOT for tier in (0, 1, 2))
     copy = (table.tiers[rows] & 4) != 0

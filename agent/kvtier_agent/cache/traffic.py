@@ -32,6 +32,7 @@ from kvtier_agent.cache.record import NO_SLOT, Flag, Rows, State, as_bytes_keys
 from kvtier_agent.cache.replacement import cooled_down
 from kvtier_agent.cache.shelves import HAS_L2, Shelves
 from kvtier_agent.cache.table_room import TableRoom
+from kvtier_agent.cache.trimming import Trimming
 from kvtier_agent.cache.worth import Worth
 
 NOBODY: Rows = np.empty(0, dtype=np.uint32)
@@ -66,12 +67,13 @@ class Traffic:
         self.pause_until = 0.0
         self.reclaim = Reclaim(self)
         self.table_room = TableRoom(self)
+        self.trimming = Trimming(self)
 
     # -- down -------------------------------------------------------------------------------
 
-    def demote(self, now: float, rows: Rows) -> None:
-        """L0 -> L1 for idle pages in IN0, coldest first. What neither L1 nor L2 admits is
-        dropped; what finds no slot in L1 stays the coldest of L0."""
+    def demote(self, now: float, rows: Rows) -> Rows:
+        """L0 -> L1 for idle pages in IN0, coldest first. What neither L1 nor L2 admits is dropped.
+        The pages that found no slot in L1: they are still the coldest of L0."""
         shelves = self.shelves
         keep = self.worth.keeps(shelves.table, rows, 1)
         if not keep.all() and shelves.pools[2].limit:
@@ -82,15 +84,21 @@ class Traffic:
         shelves.counters.evicted_l0 += lost.size
         shelves.forget(lost)
         rows = rows[keep]
+        if shelves.quotas.shares:
+            over = self.trimming.beyond(now, rows, 1)
+            shelves.counters.evicted_l0 += rows[over].size
+            self.trimming.drop(rows[over])
+            rows = rows[~over]
         slots = self.take_l1(now, rows.size)
         moving = rows[: slots.size]
-        shelves.put_back(0, rows[slots.size :])
         if moving.size:
             shelves.table.set_state(moving, State.DOWN01)
             source = shelves.table.l0_slot[moving]
             shelves.own(moving, 1, slots)
             self.leaving0 += moving.size
+            shelves.quotas.leaves(moving, 0)
             self.issue(now, MoveKind.DEMOTE, moving, source, slots)
+        return rows[slots.size :]
 
     def take_l1(self, now: float, count: int) -> NDArray[np.uint32]:
         """Up to `count` slots of L1, after making room if need be."""
@@ -111,6 +119,7 @@ class Traffic:
             shelves.disown(copied, 1)
             shelves.settle(copied, State.IN2, 1 << 2)
             table.demoted_at[copied] = now
+            shelves.quotas.stamped(copied, table.touch[copied])
             shelves.counters.demoted_l1 += copied.size
         rows = rows[~clean]
         if not rows.size:
@@ -126,6 +135,11 @@ class Traffic:
     def write(self, now: float, rows: Rows) -> None:
         """L1 -> L2 for idle pages in IN1; past the bound, or while NVMe fails, they are dropped."""
         shelves = self.shelves
+        if shelves.quotas.shares:
+            over = self.trimming.beyond(now, rows, 2, keep_last=True)
+            shelves.counters.evicted_l1 += rows[over].size
+            self.trimming.drop(rows[over])
+            rows = rows[~over]
         bound = int(self.worth.settings.write_queue_bytes * NEAR_BOUND)
         room = max(0, bound - self.write_queue_bytes) // self.worth.geometry.page_bytes
         # While a drive hangs, what is on its way holds its slots: puts live off the rest.
@@ -147,6 +161,7 @@ class Traffic:
             shelves.table.set_state(rows, State.DOWN12)
             shelves.own(rows, 2, slots)
             self.leaving1 += rows.size
+            shelves.quotas.leaves(rows, 1)
             self.write_queue_bytes += rows.size * self.worth.geometry.page_bytes
             self.issue(now, MoveKind.WRITE, rows, shelves.table.l1_slot[rows], slots)
 
@@ -181,6 +196,8 @@ class Traffic:
         ordinary = rows[ready & ~exempt & self.worth.keeps(table, rows, 0)]
         rows = rows[exempt][: pool.available]
         room = max(0, self.lines.tighten - pool.used - rows.size)
+        if shelves.quotas.shares:
+            ordinary = ordinary[shelves.quotas.within(ordinary, 0)]
         rows = np.concatenate([rows, ordinary[:room]])
         slots = pool.take(rows.size)
         rows = rows[: slots.size]
@@ -193,6 +210,9 @@ class Traffic:
         """L2 -> L1 for distinct pages in IN2; those (from the front) that found a slot."""
         shelves = self.shelves
         pool = shelves.pools[1]
+        if shelves.quotas.shares:
+            over = self.trimming.beyond(now, rows, 1)
+            rows = rows[: int(over.argmax())] if over.any() else rows
         if pool.available < rows.size:
             # An engine waits for these: the coldest make room at once instead of being written.
             self.go_down(now, shelves.victims(1, rows.size - pool.available), at_once=True)
@@ -225,12 +245,15 @@ class Traffic:
         level = self.lines.level(used0)
         staying = used0 - self.leaving0
         if level is Level.DEMOTE or (self.lines.capacity == 0 and staying):
-            self.demote(now, shelves.victims(0, staying))
+            shelves.put_back(0, self.demote(now, shelves.victims(0, staying)))
         elif staying > self.lines.high:
-            self.demote(now, shelves.victims(0, staying - self.lines.low))
+            cold = shelves.victims(0, staying - self.lines.low)
+            shelves.put_back(0, self.demote(now, cold))
         staying = shelves.pools[1].used - self.leaving1
         if staying > self.high1:
             self.go_down(now, shelves.victims(1, staying - self.low1))
+        if shelves.quotas.stirred:
+            self.trimming.balance(now)
         self.reclaim.balance(now)
         return level
 

@@ -116,7 +116,9 @@ def counters_of(snapshot: ServerSnapshot | None) -> dict[str, int]:
                 )
             },
             "pages_stored": have.get("committed", 0),
-            "refused_pages": _sum(have, "refused_value", "refused_space", "refused_closed"),
+            "refused_pages": _sum(
+                have, "refused_value", "refused_space", "refused_closed", "refused_quota"
+            ),
             "evicted_pages": _sum(have, "evicted_l0", "evicted_l1", "evicted_l2"),
             "demoted_pages": _sum(have, "demoted_l0", "demoted_l1"),
             "promoted_pages": have.get("promoted_l1", 0),

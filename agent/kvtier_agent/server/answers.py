@@ -20,6 +20,7 @@ class Stored(IntEnum):
     REFUSED_SPACE = PutStatus.REFUSED_SPACE
     BUSY = PutStatus.BUSY
     REFUSED_CLOSED = PutStatus.REFUSED_CLOSED
+    REFUSED_QUOTA = PutStatus.REFUSED_QUOTA
     LOST = 100
     """The reservation was gone at the commit (it expired, or the agent restarted)."""
     NO_AGENT = 101

@@ -18,7 +18,7 @@ import structlog
 from kvtier_agent.cache.geometry import Geometry
 from kvtier_agent.cache.identity import KEY_BYTES, KEY_VERSION, NO_PARENT
 from kvtier_agent.cache.parts import part_key, part_keys
-from kvtier_agent.cache.results import MISS, Ticket
+from kvtier_agent.cache.results import MISS, PutStatus, Ticket
 from kvtier_agent.server import protocol as p
 from kvtier_agent.server.accounting import Accounts
 from kvtier_agent.server.holding import Holding
@@ -259,7 +259,10 @@ class Dispatcher:
             partial_last=request.partial_last,
             frozen=request.frozen,
             tokens_per_second=request.tokens_per_second,
+            tenant=session.tenant,
         )
+        if session.protocol < p.QUOTAS_SINCE:
+            result.status[result.status == PutStatus.REFUSED_QUOTA] = PutStatus.REFUSED_SPACE
         self._reply(
             session.identity, p.Reserved(request.id), result.status.tobytes(),
             result.tier.tobytes(), result.offset.tobytes(),

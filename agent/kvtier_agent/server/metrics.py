@@ -32,6 +32,7 @@ from prometheus_client.core import (
 from kvtier_agent.server.holding_metrics import held_by_clients
 from kvtier_agent.server.latency import BOUNDS, Latency
 from kvtier_agent.server.snapshot import DomainSnapshot, ServerSnapshot
+from kvtier_agent.server.tenant_metrics import tenants
 from kvtier_agent.supervise import Supervisor
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -65,7 +66,7 @@ _FAULTS = dict.fromkeys(
     ((o, f) for o in ("read", "write") for f in ("EIO", "ENOSPC", "short", "checksum", "slow")), 0
 )
 """Shown from the start, so that the first one is a rise."""
-_REFUSALS = ("value", "space", "busy", "closed")
+_REFUSALS = ("value", "space", "busy", "closed", "quota")
 
 
 class AgentCollector:
@@ -92,6 +93,7 @@ class AgentCollector:
         yield from self._lost_memory(domains)
         yield from self._gauges(domains)
         yield from held_by_clients(domains)
+        yield from tenants(domains)
         posted = GaugeMetricFamily("kv_posted_calls", "Calls that wait for the cache thread")
         posted.add_metric([], snapshot.posted_calls)
         yield posted

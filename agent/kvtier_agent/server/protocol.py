@@ -49,6 +49,8 @@ OLDEST_PROTOCOL: Final = PROTOCOL - 1
 """The oldest version still spoken."""
 PINS_SINCE: Final = 2
 """The version that brought ``Pin``, ``Unpin`` and ``Delete``."""
+QUOTAS_SINCE: Final = 2
+"""The version that brought ``PutStatus.REFUSED_QUOTA``."""
 ARENA_LAYOUT: Final = 1
 """How pages lie in the arenas: fixed slots, page first, slot rounded up to 4096 bytes."""
 

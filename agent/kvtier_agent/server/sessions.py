@@ -12,6 +12,7 @@ import secrets
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from kvtier_agent.cache.quotas import NOBODY, tenant_number
 from kvtier_agent.server.protocol import Hello
 
 
@@ -30,6 +31,8 @@ class Session:
     rank: int = 0
     tp: int = 1
     """Whose parts of pages it puts and loads: of `rank` among `tp`."""
+    tenant: int = NOBODY
+    """For whom its pages count (`quotas.tenant_number`)."""
     secret: bytes = field(default_factory=lambda: secrets.token_bytes(32))
     lifeline: int | None = None
     """The descriptor of its lifeline; None until it came."""
@@ -56,6 +59,7 @@ class Sessions:
         session = Session(
             self._next, identity, hello.name, hello.pid, hello.probe, protocol, since=now,
             kv_pool_bytes=hello.kv_pool_bytes, rank=hello.rank,
+            tenant=tenant_number(hello.tenant),
             tp=1 if hello.probe else hello.geometry.tp,  # a probe is alone
         )  # fmt: skip
         self._next += 1

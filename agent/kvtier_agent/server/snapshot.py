@@ -89,7 +89,7 @@ def statistics(domain: DomainSnapshot) -> dict[str, Any]:
 
     ``counters``: cumulative, see above. ``tiers``: per tier name capacity_bytes, used_bytes,
     pages, pinned_pages, moving_pages. ``latency``: per "l2->l1" count, bytes, p50, p99, mean in
-    seconds. The rest: gauges.
+    seconds. ``tenants``: those with a quota, by name; lists are by tier. The rest: gauges.
     """
     cache = domain.cache
     return {
@@ -122,6 +122,15 @@ def statistics(domain: DomainSnapshot) -> dict[str, Any]:
         "leases": cache.leases,
         "reservations": cache.reservations,
         "pinned_pages": cache.pinned_pages,
+        "tenants": {
+            tenant.name: {
+                "used_bytes": list(tenant.used_bytes),
+                "quota_bytes": list(tenant.quota_bytes),
+                "refused_pages": tenant.refused_pages,
+                "evicted_pages": tenant.evicted_pages,
+            }
+            for tenant in cache.tenants
+        },
         "client_pins": cache.client_pins,
         "marked_pages": cache.marked_pages,
         "pending_loads": cache.pending_tickets,

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from kvtier_agent.cache.settings import TenantQuota
 from kvtier_agent.server import protocol as p
 from kvtier_agent.server.client import Client
 from prometheus_client.parser import text_string_to_metric_families
@@ -28,6 +31,9 @@ def test_the_reference_page_and_the_metrics_agree(
         for name, labels in ROW.findall(PAGE.read_text("utf-8"))
     }
     agent = make_agent(l0=1 << 20)
+    quotas = (TenantQuota("search", 50, 50, 50),)  # without any there are no metrics of tenants
+    behaviour = replace(agent.behaviour, quotas=quotas)
+    agent.call(lambda: agent.core.reconfigure(time.monotonic(), behaviour, agent.budgets))
     client, pages = connect(agent.socket()), pages_of(1, 100)
     for start in range(0, 100, 10):
         client.put(pages.keys[start : start + 10], pages.bytes[start : start + 10])
