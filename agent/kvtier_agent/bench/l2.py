@@ -38,8 +38,9 @@ FIO_SECONDS: Final = 600.0
 AHEAD_DEPTHS: Final = 2
 """Writes that wait at the drive while new pages are put: enough that it never waits for us."""
 PACE_SECONDS: Final = 0.004
-DRAM_DEPTHS: Final = 4
-"""DRAM holds this many times what is in flight, or an eighth of a round's pages."""
+DRAM_DEPTHS: Final = 8
+"""DRAM holds this many times what is in flight, or an eighth of a round's pages: at most half of it
+may be on its way to the drive, and that is to be more than what waits there."""
 _SLACK_BYTES: Final = 1 << 30
 """Room on the volume for segments that are half empty and for the file system's records."""
 

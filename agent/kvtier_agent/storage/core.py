@@ -32,7 +32,8 @@ from kvtier_agent.cache.table_view import LAYOUT_VERSION
 from kvtier_agent.storage import recovery
 from kvtier_agent.storage.arena_watch import ArenaLoss, ArenaWatch
 from kvtier_agent.storage.copier import Copier
-from kvtier_agent.storage.fileio import FileIO, allow_many_files
+from kvtier_agent.storage.fileio import FileIO, RingIO, allow_many_files
+from kvtier_agent.storage.flights import Flights, flights_if_any
 from kvtier_agent.storage.l2 import L2
 from kvtier_agent.storage.mover import Mover, Start, SyncMover
 from kvtier_agent.storage.nvme import NvmeTier
@@ -72,7 +73,7 @@ class Core:
         self.on_outcome: Callable[[float, Move, Outcome], None] = lambda *_: None
         allow_many_files()
         self._preparing = threading.Lock()
-        self.nvme = NvmeTier(settings, io or FileIO(), start)
+        self.nvme = NvmeTier(settings, io or RingIO(), start)
         self._prepared: tuple[Behaviour, Budgets] | None = None
         self.memory = SharedMemory(settings, self.boot_id)
         self.table = self.memory.table
@@ -83,17 +84,20 @@ class Core:
         self._arena_watch = ArenaWatch(settings.domain)
         self._copier = Copier()
         self._copier.l0, self._copier.l1 = self._l0, self._l1
-        self._mover: Mover | SyncMover = (
-            SyncMover(self._copier)
-            if settings.synchronous
-            else Mover(
+        self._flights: Flights | None = None
+        self._mover: Mover | SyncMover = SyncMover(self._copier)
+        if not settings.synchronous:
+            self._flights = flights_if_any(
+                self.nvme.io, self._l1, lambda: self._copier.l2, settings
+            )
+            self._mover = Mover(
                 self._copier,
                 wake,
                 threads=settings.mover_threads,
                 start=start,
                 name=f"mover-{settings.domain}",
+                flights=self._flights,
             )
-        )
 
     # -- revisions --------------------------------------------------------------------------
 
@@ -353,6 +357,11 @@ class Core:
     def io_faults(self) -> dict[tuple[str, str], int]:
         """(operation, fault) -> how often a drive did that; see `io_errors`. Any thread."""
         return self.nvme.errors.counts()
+
+    @property
+    def nvme_engine(self) -> str:
+        """How pages go to and from drives: `io_uring`, or `calls` of preadv and pwritev."""
+        return "calls" if self._flights is None else "io_uring"
 
     def movers_alive(self) -> bool:
         """Do all mover threads run? For health."""

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from kvtier_agent import native
 from kvtier_agent.cache.arena import punch_hole
 
 IOV_MAX = 1024
@@ -99,3 +100,16 @@ class FileIO:
 
     def noticed(self, operation: str, fault: str, count: int = 1) -> None:
         """What only the caller of a transfer can tell went wrong with it (`io_errors`)."""
+
+    def ring(self, arena: Any, headers: Any = None, **settings: int) -> Any:
+        """A ring for transfers between files and these buffers (`native.ring`). This class has
+        none, so that whoever changes what its calls do has changed all there is."""
+        raise OSError(errno.ENOSYS, "transfers go by calls here")
+
+
+class RingIO(FileIO):
+    """The same, and rings of io_uring where there are any."""
+
+    def ring(self, arena: Any, headers: Any = None, **settings: int) -> Any:
+        """Raises OSError where there can be none."""
+        return native.ring(arena, headers, **settings)

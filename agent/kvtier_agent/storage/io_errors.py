@@ -73,6 +73,9 @@ class CountedIO(FileIO):
     def noticed(self, operation: str, fault: str, count: int = 1) -> None:
         self.errors.add(operation, fault, count)
 
+    def ring(self, arena: Any, headers: Any = None, **settings: int) -> Any:
+        return self.io.ring(arena, headers, **settings)
+
     def _call(self, operation: str, call: Callable[..., T], *arguments: Any) -> T:
         begin = self._clock()
         try:

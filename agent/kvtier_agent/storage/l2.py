@@ -32,12 +32,13 @@ from kvtier_agent.cache.geometry import Geometry
 from kvtier_agent.cache.moves import MoveStatus
 from kvtier_agent.cache.segment_sizes import slots_per_segment, slots_within
 from kvtier_agent.cache.settings import Durability
-from kvtier_agent.storage.batches import neighbours, status_of
+from kvtier_agent.storage.batches import neighbours
 from kvtier_agent.storage.checksum import checksums
 from kvtier_agent.storage.fileio import FileIO
 from kvtier_agent.storage.journal_files import JournalSettings
 from kvtier_agent.storage.journal_format import Identity
 from kvtier_agent.storage.journals import Journals
+from kvtier_agent.storage.page_write import PageWrite, Uses
 from kvtier_agent.storage.placement import Placement
 from kvtier_agent.storage.removal import remove_in_background
 from kvtier_agent.storage.segment import (
@@ -54,8 +55,6 @@ SCRATCH_BYTES = 1 << 20
 
 Slots = NDArray[np.uint32]
 Statuses = NDArray[np.uint8]
-Uses = tuple[Slots, Slots]
-"""Epoch of each page's segment, and how many slots that use of it has (`SegmentPool.uses`)."""
 
 
 class L2:
@@ -134,61 +133,32 @@ class L2:
     ) -> tuple[Statuses, str]:
         """Write arena rows `rows` to `slots`. `uses`: of their segments, epoch and size per page
         (None: as they are). Statuses per page, and the first error."""
-        status = np.full(len(slots), MoveStatus.OK, dtype=np.uint8)
-        size = self.geometry.page_bytes
-        status[checksums(arena, rows, size) != stamp.checksums] = MoveStatus.BAD_PAGE
-        errors: list[str] = []
-        headers = HeaderBlock(len(slots))
-        with self.lock:
-            sequence, self.sequence = self.sequence, self.sequence + len(slots)
-        headers.fill(stamp, self.geometry.fingerprint, size, sequence)
-        for where, number, first in neighbours(slots, status == MoveStatus.OK, self.per_segment):
+        writing = PageWrite(self, slots, stamp, arena, rows, uses, HeaderBlock(len(slots)))
+        for run in writing.runs():
+            # A slice, not `[where]`: a copy would not be page aligned.
+            block = writing.headers.bytes[run.where[0] : run.where[0] + len(run.where)]
+            error: OSError | None = None
             try:
-                use = None if uses is None else (int(uses[0][where[0]]), int(uses[1][where[0]]))
-                with self.lock:
-                    before = self.segment_bytes
-                    segment = self.placement.room_for(number, first, len(where), use)
-                    grew = self.segment_bytes > before
-            except OSError as error:
-                status[where] = status_of(error)
-                errors.append(f"write: {error.strerror or error}")
-                continue
-            try:
-                headers.seal(int(where[0]), len(where), segment.use[1])
-                payload = [arena[row] for row in rows[where].tolist()]
-                # A slice, not `[where]`: a copy would not be page aligned.
-                block = headers.bytes[where[0] : where[0] + len(where)]
-                segment.write(first, block, payload)
-                if self.durability == "sync":
-                    self._make_last(segment)
-                self._record(number, slots[where], stamp.some(where), sequence + int(where[0]))
-                self._took(number, grew)
-            except OSError as error:
-                self._refused(number, error)
-                status[where] = status_of(error)
-                errors.append(f"write: {error.strerror or error}")
-        return status, errors[0] if errors else ""
+                run.segment.write(
+                    run.first, block, [arena[row] for row in rows[run.where].tolist()]
+                )
+            except OSError as problem:
+                error = problem
+            writing.settle(run, error)
+        return writing.status, writing.error
 
-    def _record(self, number: int, slots: Slots, stamp: PageStamp, sequence: int) -> None:
-        """Tell the journal of pages that were written. Raises OSError."""
-        held = self.segments.get(number)
-        if held is None:
-            raise SegmentGoneError(errno.ENOENT, "the segment is gone")
-        self.journals.stored(held[1], slots, stamp, sequence)
-
-    def _took(self, number: int, grew: bool) -> None:
-        """A write to a segment succeeded; did it get new blocks for it?"""
-        held = self.segments.get(number)
-        if held is not None:
-            self.placement.took(held[1], grew=grew)
-
-    def _refused(self, number: int, error: OSError) -> None:
+    def refused(self, number: int, error: OSError) -> None:
         """A segment on some volume could not be written to."""
         held = self.segments.get(number)
         if held is not None:
             self.placement.refused(held[1], error, placing=False)
 
-    def _make_last(self, segment: Segment) -> None:
+    def hangs(self, volume: Volume) -> None:
+        """A volume answers no transfer: it counts as failing, and others are used."""
+        error = OSError(errno.ETIMEDOUT, "the drive does not answer")
+        self.placement.refused(volume, error, placing=False)
+
+    def make_last(self, segment: Segment) -> None:
         """The pages to the device and, the first time, the file's name too."""
         segment.flush()
         if not segment.named:
@@ -207,9 +177,8 @@ class L2:
     ) -> tuple[Statuses, str]:
         """Read `slots` into arena rows `rows`, and verify. Statuses per page, the first error."""
         status = np.full(len(slots), MoveStatus.OK, dtype=np.uint8)
-        size = self.geometry.page_bytes
         headers = HeaderBlock(len(slots))
-        errors: list[str] = []
+        first_error = ""
         for where, number, first in neighbours(slots, status == MoveStatus.OK, self.per_segment):
             try:
                 held = self.segments.get(number)
@@ -219,18 +188,34 @@ class L2:
                 held[0].read(first, block, [arena[row] for row in rows[where].tolist()])
             except OSError as error:
                 status[where] = MoveStatus.IO_ERROR
-                errors.append(f"read: {error.strerror or error}")
-        good = headers.valid(len(slots), self.geometry.fingerprint, size)
-        good &= (headers.fields["key"] == keys).all(axis=1)
-        good &= headers.fields["checksum"] == sums
+                first_error = first_error or f"read: {error.strerror or error}"
+        return self.verify(headers, keys, sums, arena, rows, status, first_error)
+
+    def verify(
+        self,
+        headers: HeaderBlock,
+        keys: NDArray[np.uint8],
+        sums: NDArray[np.uint64],
+        arena: NDArray[np.uint8],
+        rows: Slots,
+        status: Statuses,
+        error: str,
+    ) -> tuple[Statuses, str]:
+        """Of pages that were read (`status` OK), header and payload against key and checksum of the
+        record. The statuses after that, and the first error, `error` if there was one."""
+        size = self.geometry.page_bytes
+        good = headers.valid(len(rows), self.geometry.fingerprint, size)
+        fields = headers.fields[: len(rows)]
+        good &= (fields["key"] == keys).all(axis=1)
+        good &= fields["checksum"] == sums
         there = (status == MoveStatus.OK) & good
         good[there] = checksums(arena, rows[there], size) == sums[there]
         bad = (status == MoveStatus.OK) & ~good
         status[bad] = MoveStatus.BAD_PAGE
         if bad.any():
             self.io.noticed("read", "checksum", int(bad.sum()))
-            errors.append(f"{int(bad.sum())} pages failed verification")
-        return status, errors[0] if errors else ""
+            error = error or f"{int(bad.sum())} pages failed verification"
+        return status, error
 
     # -- compaction -------------------------------------------------------------------------
 

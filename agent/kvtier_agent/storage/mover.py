@@ -8,6 +8,10 @@ answered CANCELLED at once, which costs a page its place and nobody any time.
 
 A finished move goes into a list that the cache thread collects; `wake` tells it so.
 
+Where there are rings (`flights`) a read is begun by whoever submits it and a write by a thread,
+which does not stay with it: the drive works on many at a time. What then ends is finished by the
+loop of the rings, or by a thread where that may wait for a drive again.
+
 In an agent the threads are supervised loops (`start`): one that dies answers the move it was at, is
 seen by health and comes back.
 """
@@ -19,14 +23,21 @@ import time
 from collections import deque
 from collections.abc import Callable
 
+import structlog
+
 from kvtier_agent.cache.moves import Move, MoveKind, MoveStatus, Outcome
 from kvtier_agent.storage.copier import Copier
+from kvtier_agent.storage.flights import Flights
 from kvtier_agent.supervise import Heart
+
+log = structlog.get_logger("kvtier.storage.mover")
 
 Start = Callable[[str, Callable[[Heart], None]], None]
 """Name and loop: `Supervisor.start`."""
 
 Done = list[tuple[Move, Outcome]]
+Job = Move | Callable[[], None]
+"""What a thread does: a move, or what `Mover.later` was asked for."""
 
 QUEUE_BYTES = 4 << 30
 """Bound on bytes queued in all; the cache's own bound on writes is far below it."""
@@ -51,12 +62,15 @@ class Mover:
         queue_bytes: int = QUEUE_BYTES,
         start: Start | None = None,
         name: str = "mover",
+        flights: Flights | None = None,
     ) -> None:
-        """`start`: starts each thread under a supervisor, called `name`-0 and so on."""
+        """`start`: starts each thread under a supervisor, called `name`-0 and so on, and the loop
+        of `flights`, which is this mover's from now on, called `name`-rings."""
         self._copier = copier
+        self._flights = flights
         self._wake = wake
         self._queue_bytes = queue_bytes
-        self._queues: tuple[deque[Move], ...] = (deque(), deque(), deque())
+        self._queues: tuple[deque[Job], ...] = (deque(), deque(), deque())
         self._queued = 0
         self._writers = 0
         self._busy = 0
@@ -66,15 +80,17 @@ class Mover:
         self._done: deque[tuple[Move, Outcome]] = deque()
         self._threads: list[threading.Thread] = []
         self._hearts: list[Heart] = []
-        for i in range(max(2, threads)):
+        loops = [(f"{name}-{i}", self._run) for i in range(max(2, threads))]
+        if flights is not None:
+            flights.deliver, flights.later = self._deliver, self.later
+            loops.append((f"{name}-rings", flights.run))
+        for called, loop in loops:
             if start is not None:
-                start(f"{name}-{i}", self._run)
+                start(called, loop)
             else:
                 heart = Heart(time.monotonic)
                 self._hearts.append(heart)
-                thread = threading.Thread(
-                    target=self._run, args=(heart,), name=f"{name}-{i}", daemon=True
-                )
+                thread = threading.Thread(target=loop, args=(heart,), name=called, daemon=True)
                 self._threads.append(thread)
                 thread.start()
 
@@ -87,22 +103,60 @@ class Mover:
         return all(thread.is_alive() for thread in self._threads)
 
     def submit(self, moves: list[Move]) -> None:
-        """Queue moves; never waits."""
+        """Queue moves, or begin them; never waits."""
+        taken: list[Move] = []
         refused = False
         with self._ready:
             for move in moves:
                 if self._closing or (
                     self._queued and self._queued + move.bytes > self._queue_bytes
                 ):
-                    cancelled = Outcome.uniform(move, MoveStatus.CANCELLED, error="queue is full")
-                    self._done.append((move, cancelled))
+                    self._cancel(move, "queue is full")
                     refused = True
                     continue
-                self._queues[_CLASS.get(move.kind, 2)].append(move)
                 self._queued += move.bytes
+                taken.append(move)
+        # The cache thread begins reads itself: that spares an engine the wait for a thread.
+        left = [m for m in taken if m.kind is not MoveKind.READ or not self._begin(m)]
+        with self._ready:
+            for move in left:
+                if self._closing:
+                    self._queued -= move.bytes
+                    self._cancel(move, "closing")
+                    refused = True
+                else:
+                    self._queues[_CLASS.get(move.kind, 2)].append(move)
             self._ready.notify_all()
         if refused:
             self._wake()
+
+    def later(self, call: Callable[[], None], *, waits: bool) -> None:
+        """Have something done by a thread, before other things of its kind. `waits`: it may wait
+        for a drive. At the end it is done at once."""
+        with self._ready:
+            if not self._closing:
+                self._queues[2 if waits else 0].appendleft(call)
+                self._ready.notify_all()
+                return
+        call()
+
+    def _begin(self, move: Move, *, patient: bool = False) -> bool:
+        """Give a move to the rings, if they take it."""
+        try:
+            return self._flights is not None and self._flights.launch(move, patient=patient)
+        except Exception as error:  # as in `Copier.execute`; it can still go the other way
+            log.warning("a move was not begun", move=move.kind.value, error=str(error))
+            return False
+
+    def _deliver(self, move: Move, outcome: Outcome) -> None:
+        """A move that was queued has ended."""
+        with self._ready:
+            self._queued -= move.bytes
+        self._done.append((move, outcome))
+        self._wake()
+
+    def _cancel(self, move: Move, error: str) -> None:
+        self._done.append((move, Outcome.uniform(move, MoveStatus.CANCELLED, error=error)))
 
     def collect(self) -> Done:
         """Finished moves since the last call. Never waits."""
@@ -117,20 +171,27 @@ class Mover:
         """End the threads after the move each is at; what is queued is cancelled."""
         with self._ready:
             self._closing = True
+            calls: list[Callable[[], None]] = []
             for queue in self._queues:
                 while queue:
-                    move = queue.popleft()
-                    self._queued -= move.bytes
-                    cancelled = Outcome.uniform(move, MoveStatus.CANCELLED, error="closing")
-                    self._done.append((move, cancelled))
+                    job = queue.popleft()
+                    if isinstance(job, Move):
+                        self._queued -= job.bytes
+                        self._cancel(job, "closing")
+                    else:
+                        calls.append(job)
             self._ready.notify_all()
             self._ready.wait_for(lambda: not self._busy, CLOSE_SECONDS)
+        for call in calls:
+            call()
+        if self._flights is not None:
+            self._flights.close(CLOSE_SECONDS)
         for heart in self._hearts:
             heart.stopping.set()
         for thread in self._threads:
             thread.join(CLOSE_SECONDS)
 
-    def _take(self, heart: Heart) -> tuple[Move, bool] | None:
+    def _take(self, heart: Heart) -> tuple[Job, bool] | None:
         while not self._closing and not heart.stopping.is_set():
             heart.beat()
             with self._ready:
@@ -145,22 +206,30 @@ class Mover:
 
     def _run(self, heart: Heart) -> None:
         while (taken := self._take(heart)) is not None:
-            move, writing = taken
-            outcome = Outcome.uniform(move, MoveStatus.IO_ERROR, error="the mover died at it")
+            job, writing = taken
             try:
                 with heart.allowing(STUCK_SECONDS):
-                    outcome = self._copier.execute(move)
+                    self._do(job)
             finally:
                 with self._ready:
-                    self._queued -= move.bytes
                     self._writers -= writing
                     self._busy -= 1
                     if self._closing or (writing and self._queues[2]):
                         self._ready.notify_all()
-                self._done.append((move, outcome))
-                self._wake()
         while not heart.wait(BEAT_SECONDS):
             pass  # closed before its supervisor stopped it: that is in order
+
+    def _do(self, job: Job) -> None:
+        if not isinstance(job, Move):
+            job()
+            return
+        if self._begin(job, patient=True):
+            return
+        outcome = Outcome.uniform(job, MoveStatus.IO_ERROR, error="the mover died at it")
+        try:
+            outcome = self._copier.execute(job)
+        finally:
+            self._deliver(job, outcome)
 
 
 class SyncMover:

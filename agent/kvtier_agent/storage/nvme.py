@@ -46,7 +46,7 @@ class NvmeTier:
         self.left_out = LeftOut()
         self._settings = settings
         self.errors = IOErrors()
-        self._io = CountedIO(io, self.errors, slow_seconds=settings.slow_io_seconds)
+        self.io = CountedIO(io, self.errors, slow_seconds=settings.slow_io_seconds)
         self._swept: set[str] = set()
         self._found = recovery.NOTHING
         self._checkpoints = Checkpointer(lambda: self.l2.journals.all() if self.l2 else [])
@@ -94,7 +94,7 @@ class NvmeTier:
             mount,
             self._settings.domain,
             allow_root_filesystem=self._settings.allow_root_filesystem,
-            io=self._io,
+            io=self.io,
         )
 
     def try_again(self) -> None:
@@ -143,7 +143,7 @@ class NvmeTier:
             return  # a revision with NVMe may still be on its way
         others = set(self._settings.volumes) - set(budgets.volumes) - set(self.volumes)
         for name in others - self._swept:
-            recovery.sweep(name, self._settings.volumes[name], self._settings.domain, self._io)
+            recovery.sweep(name, self._settings.volumes[name], self._settings.domain, self.io)
         self._swept = others
 
     # -- on the cache thread ----------------------------------------------------------------------
@@ -185,7 +185,7 @@ class NvmeTier:
                 self.l2.add(volume)
 
     def _new_l2(self, volumes: list[Volume], geometry: Geometry) -> L2:
-        return L2(volumes, geometry, io=self._io, journal=self._settings.journal)
+        return L2(volumes, geometry, io=self.io, journal=self._settings.journal)
 
     def _open_l2(self, geometry: Geometry, behaviour: Behaviour, budgets: Budgets) -> None:
         if self.l2 is not None and self.l2.geometry == geometry:

@@ -23,12 +23,12 @@ import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from kvtier_agent.storage.checksum import ALGORITHM_XXH3_64, checksum
+from kvtier_agent.storage.checksum import ALGORITHM_XXH3_64, checksums
 from kvtier_agent.storage.fileio import IOV_MAX, FileIO
 
 HEADER_BYTES = 4096
@@ -77,15 +77,15 @@ class PageStamp:
 
 
 class HeaderBlock:
-    """Page-aligned memory for `count` headers, 4096 bytes each."""
+    """Page-aligned memory for `count` headers, 4096 bytes each: its own, or part of `memory`."""
 
-    def __init__(self, count: int) -> None:
-        self._memory = mmap.mmap(-1, count * HEADER_BYTES)
-        self.bytes: NDArray[np.uint8] = np.frombuffer(self._memory, dtype=np.uint8).reshape(
-            count, HEADER_BYTES
-        )
+    def __init__(self, count: int, memory: mmap.mmap | None = None, offset: int = 0) -> None:
+        memory = memory or mmap.mmap(-1, count * HEADER_BYTES)
+        self.bytes: NDArray[np.uint8] = np.frombuffer(
+            memory, dtype=np.uint8, count=count * HEADER_BYTES, offset=offset
+        ).reshape(count, HEADER_BYTES)
         self.fields: NDArray[Any] = np.ndarray(
-            (count,), dtype=HEADER, buffer=self._memory, strides=(HEADER_BYTES,)
+            (count,), dtype=HEADER, buffer=memory, offset=offset, strides=(HEADER_BYTES,)
         )
 
     def fill(self, stamp: PageStamp, fingerprint: bytes, length: int, sequence: int) -> None:
@@ -111,8 +111,7 @@ class HeaderBlock:
         fields["header_checksum"] = self.own_checksums(first, count)
 
     def own_checksums(self, first: int, count: int) -> NDArray[np.uint64]:
-        sums = (checksum(self.bytes[i, :_COVERED]) for i in range(first, first + count))
-        return np.fromiter(sums, dtype=np.uint64, count=count)
+        return checksums(self.bytes, np.arange(first, first + count, dtype=np.uint32), _COVERED)
 
     def valid(self, count: int, fingerprint: bytes, length: int) -> NDArray[np.bool_]:
         """Which headers are whole, of this layout and of this geometry."""
@@ -127,6 +126,12 @@ class HeaderBlock:
         if good.any():
             good &= fields["header_checksum"] == self.own_checksums(0, count)
         return good
+
+
+class RingFiles(Protocol):
+    """The table of files of a ring, as a segment sees it."""
+
+    def drop_file(self, number: int) -> None: ...
 
 
 class SegmentGoneError(OSError):
@@ -159,6 +164,8 @@ class Segment:
         generation by which files and journals do. Changed as a whole."""
         self.named = False
         """Does the folder's entry of the file last? (See `L2.write`, durability sync.)"""
+        self.ring_file: tuple[RingFiles, int] | None = None
+        """Which ring knows the file, by which number."""
         self._io = io
         self._guard = threading.Lock()
         self._users = 0
@@ -230,16 +237,24 @@ class Segment:
     def in_use(self) -> Iterator[None]:
         """Keeps the file open: a descriptor closed before the system call is made may be that of
         another file by then. Raises `SegmentGoneError` when it is closed already."""
+        self.enter()
+        try:
+            yield
+        finally:
+            self.leave()
+
+    def enter(self) -> None:
+        """The file stays open until `leave`. Raises `SegmentGoneError`."""
         with self._guard:
             if self._leaving:
                 raise SegmentGoneError(errno.ENOENT, "the segment is gone")
             self._users += 1
-        try:
-            yield
-        finally:
-            with self._guard:
-                self._users -= 1
-                self._close_if_idle()
+
+    def leave(self) -> None:
+        """Once for each `enter`."""
+        with self._guard:
+            self._users -= 1
+            self._close_if_idle()
 
     def close(self) -> None:
         """Closes the file when the last transfer has ended. A second call does nothing."""
@@ -257,5 +272,8 @@ class Segment:
 
     def _close_if_idle(self) -> None:
         if self._leaving and not self._users and self.fd >= 0:
+            if self.ring_file is not None:
+                self.ring_file[0].drop_file(self.ring_file[1])
+                self.ring_file = None
             self._io.close(self.fd)
             self.fd = -1

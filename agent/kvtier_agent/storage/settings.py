@@ -55,6 +55,8 @@ class CoreSettings:
     """Of L2: how large its logs grow, how fast checkpoints are written."""
     slow_io_seconds: float = SLOW_SECONDS
     """A call to a drive that takes longer is counted as slow."""
+    nvme_in_flight_bytes: int = 64 << 20
+    """Bytes that a drive has under way at most where there is io_uring, 1 MiB to 64 GiB."""
 
 
 @dataclass(frozen=True, slots=True)

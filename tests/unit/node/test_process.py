@@ -253,11 +253,13 @@ def test_health_is_red_while_a_loop_is_dead(tmp_path: Path) -> None:
             assert agent.http is not None
             host, port = agent.http.address
             shell.http = f"http://{host}:{port}"
+            rings = agent._cores["default"].nvme_engine == "io_uring"
             loops = set(agent.supervisor.names())
             assert loops == {"http", "cache", "control", "state", "policy-file"} | {
                 "mover-default-0",
                 "mover-default-1",
                 "journal-default",
+                *(["mover-default-rings"] if rings else []),
             }
             assert shell.get("/healthz") == (200, "ok\n")
             for name in sorted(loops - {"http"}):

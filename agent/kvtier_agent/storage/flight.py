@@ -1,0 +1,156 @@
+"""One move under way through rings: which of its pages are where, and what became of them."""
+
+from __future__ import annotations
+
+import errno
+import os
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvtier_agent.cache.moves import Move, MoveKind, MoveStatus
+from kvtier_agent.storage.drive_ring import DriveRing
+from kvtier_agent.storage.fileio import FileIO
+from kvtier_agent.storage.io_errors import name_of
+from kvtier_agent.storage.l2 import L2
+from kvtier_agent.storage.page_write import PageWrite, Run
+from kvtier_agent.storage.segment import Segment, SegmentGoneError
+from kvtier_agent.storage.trays import Tray
+
+SENT_BACK = (errno.EINVAL, errno.EAGAIN, errno.EINTR, errno.ENOMEM, errno.EOPNOTSUPP)
+"""Errors of io_uring, or of O_DIRECT, rather than of the drive: a call tries the same again."""
+
+Where = NDArray[np.intp]
+
+
+class Flight:
+    """Arrays have an element a page. `results`: bytes moved, or -errno; `left`: transfers that
+    have not ended; `seconds`: what the drive took."""
+
+    __slots__ = (
+        "counted", "drives", "error", "files", "l2", "left", "move", "places", "results", "runs",
+        "seconds", "segments", "started", "status", "tray", "tried", "writing",
+    )  # fmt: skip
+
+    def __init__(self, move: Move, l2: L2, tray: Tray, started: float) -> None:
+        count = len(move)
+        self.move, self.l2, self.tray, self.started = move, l2, tray, started
+        self.status = np.zeros(count, dtype=np.uint8)
+        self.error = ""
+        self.results = np.zeros(count, dtype=np.int64)
+        self.tried = np.zeros(count, dtype=bool)
+        self.files = np.zeros(count, dtype=np.uint64)
+        self.places = np.zeros(count, dtype=np.uint64)
+        """Slots in their segments."""
+        self.segments: list[tuple[Where, Segment, int]] = []
+        """In use until the end; from which of their slots on the pages lie."""
+        self.drives: list[DriveRing] = []
+        """Of each of those."""
+        self.runs: list[Run] = []
+        self.writing: PageWrite | None = None
+        self.left = 0
+        self.seconds = 0.0
+        self.counted: set[int] = set()
+        """Pages whose error was counted where it was raised."""
+
+    def add(self, where: Where, segment: Segment, first: int, drive: DriveRing, file: int) -> None:
+        """These pages lie, or will, in a segment from slot `first` on; `file`: by which number the
+        drive's ring knows it."""
+        self.segments.append((where, segment, first))
+        self.drives.append(drive)
+        self.tried[where] = True
+        self.files[where] = file
+        self.places[where] = np.arange(first, first + where.size, dtype=np.uint64)
+
+    def by_drive(self) -> list[tuple[DriveRing, Where]]:
+        """Which pages go to which drive."""
+        found: dict[DriveRing, list[Where]] = {}
+        for (where, _, _), drive in zip(self.segments, self.drives, strict=True):
+            found.setdefault(drive, []).append(where)
+        return [(drive, np.concatenate(parts)) for drive, parts in found.items()]
+
+    def fail(self, where: Where, status: MoveStatus, error: str) -> None:
+        """These pages are not moved."""
+        self.status[where] = status
+        self.error = self.error or error
+
+    def ended(self, pages: Where, results: Any) -> bool:
+        """Transfers of these pages have ended; have all of them?"""
+        self.results[pages] = results
+        self.left -= pages.size
+        return self.left == 0
+
+    @property
+    def light(self) -> bool:
+        """Can it be finished without waiting for a drive?"""
+        reads = self.move.kind is MoveKind.READ
+        return reads and not np.isin(-self.results[self.results < 0], SENT_BACK).any()
+
+    def leave(self) -> None:
+        """Its segments may be closed."""
+        while self.segments:
+            self.segments.pop()[1].leave()
+
+    def outcome(self, arena: NDArray[np.uint8], io: FileIO) -> tuple[NDArray[np.uint8], str]:
+        """All transfers have ended: status per page, and the first error. `arena` by slots."""
+        self._repeat(arena)
+        if self.move.kind is MoveKind.READ:
+            return self._landed(arena, io)
+        return self._written(io)
+
+    def _repeat(self, arena: NDArray[np.uint8]) -> None:
+        """What the ring sent back, page by page by calls."""
+        back = self.tried & np.isin(-self.results, SENT_BACK)
+        if not back.any():
+            return
+        reads = self.move.kind is MoveKind.READ
+        slots = self.move.target if reads else self.move.source
+        for where, segment, first in self.segments:
+            for i in np.flatnonzero(back[where]).tolist():
+                page = int(where[i])
+                call = segment.read if reads else segment.write
+                header = self.tray.headers.bytes[page : page + 1]
+                try:
+                    call(first + i, header, [arena[slots[page]]])
+                    self.results[page] = self.l2.stride
+                except OSError as error:
+                    self.counted.add(page)
+                    self.results[page] = -(error.errno or errno.EIO)
+
+    def _landed(self, arena: NDArray[np.uint8], io: FileIO) -> tuple[NDArray[np.uint8], str]:
+        move = self.move
+        for page in np.flatnonzero(self.tried & (self.results != self.l2.stride)).tolist():
+            error = self._error(page, "read", io)
+            status = MoveStatus.IO_ERROR
+            if isinstance(error, SegmentGoneError):
+                status = MoveStatus.CANCELLED
+            self.fail(np.array([page]), status, f"read: {error.strerror}")
+        return self.l2.verify(
+            self.tray.headers, move.keys, move.checksums, arena, move.target, self.status,
+            self.error,
+        )  # fmt: skip
+
+    def _written(self, io: FileIO) -> tuple[NDArray[np.uint8], str]:
+        assert self.writing is not None
+        for run in self.runs:
+            failed = self.results[run.where] != self.l2.stride
+            if failed.any():
+                page = int(run.where[int(np.argmax(failed))])
+                self.writing.settle(run, self._error(page, "write", io), failed)
+            else:
+                self.writing.settle(run)
+        return self.writing.status, self.writing.error
+
+    def _error(self, page: int, what: str, io: FileIO) -> OSError:
+        """Why the transfer of a page failed."""
+        result = int(self.results[page])
+        if result == -errno.ECANCELED:
+            return SegmentGoneError(errno.ECANCELED, "it was called back")
+        if result < 0:
+            error = OSError(-result, os.strerror(-result))
+            if page not in self.counted:
+                io.noticed(what, name_of(error))
+            return error
+        io.noticed(what, "short")
+        return OSError(errno.EIO, f"short {what} of {result} instead of {self.l2.stride} bytes")

@@ -1,0 +1,332 @@
+"""Pages between L1 and NVMe by io_uring: many batches under way, and no thread waits for any.
+
+    launch     a move becomes transfers, one a page (header and payload), from or to its slot of the
+               arena, and is given to the rings of the volumes it lies on
+    the drive  reads before writes, bytes in flight bounded per drive: that is the ring's affair
+    finish     the last of its transfers has ended: pages are verified (reads) or the journal is
+               told (writes), and the outcome is delivered
+
+Until then its slots stay taken, whatever became of the others. What a drive hangs on is not
+finished: the load that waits for it has its deadline, at which its pages are misses. When a drive
+has ended nothing for `HANG_SECONDS`, what it has not begun is called back and its volume counts as
+failing.
+
+`launch` says False where a move cannot go this way: there is no room for its headers, or none in
+the ring for a file. Calls of preadv and pwritev do the same then.
+
+The loop `run` reaps. Reads are finished there; what may wait for a drive once more (writes, for the
+journal; what the ring sent back) by a thread of the mover (`later`).
+"""
+
+from __future__ import annotations
+
+import errno
+import functools
+import threading
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+import numpy as np
+import structlog
+
+from kvtier_agent.cache.arena import ShmArena
+from kvtier_agent.cache.moves import Move, MoveKind, MoveStatus, Outcome
+from kvtier_agent.native import READ, TRANSFER_COLUMNS, WRITE
+from kvtier_agent.storage.batches import neighbours
+from kvtier_agent.storage.drive_ring import DriveRing
+from kvtier_agent.storage.fileio import FileIO
+from kvtier_agent.storage.flight import Flight
+from kvtier_agent.storage.l2 import L2
+from kvtier_agent.storage.page_write import PageWrite
+from kvtier_agent.storage.rings import Rings
+from kvtier_agent.storage.segment import HEADER_BYTES, PageStamp, Segment, SegmentGoneError
+from kvtier_agent.storage.settings import CoreSettings
+from kvtier_agent.storage.trays import Trays
+from kvtier_agent.storage.volume import Volume
+from kvtier_agent.supervise import Heart
+
+HANG_SECONDS = 30.0
+"""A drive that ends none of its transfers for so long hangs."""
+BEAT_SECONDS = 0.5
+PAGE_BITS = np.uint64(24)
+"""Of a tag, for the page's number in its batch; the rest names the batch."""
+
+log = structlog.get_logger("kvtier.storage.ring")
+
+
+class Later(Protocol):
+    """See `Mover.later`."""
+
+    def __call__(self, call: Callable[[], None], *, waits: bool) -> None: ...
+
+
+def _at_once(call: Callable[[], None], *, waits: bool) -> None:
+    call()
+
+
+class Flights:
+    """The rings of one trust domain, over its arena of L1. Thread-safe."""
+
+    def __init__(
+        self,
+        io: FileIO,
+        arena: ShmArena,
+        l2: Callable[[], L2 | None],
+        *,
+        move_bytes: int,
+        in_flight_bytes: int,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        """`l2`: the one in use; `move_bytes`: of a move (a single page may be larger);
+        `in_flight_bytes`: per drive; `clock`: seconds. Raises OSError where there is no
+        io_uring."""
+        self.deliver: Callable[[Move, Outcome], None] = lambda *_: None
+        """Called with each move that ended, on the thread that finished it."""
+        self.later: Later = _at_once
+        """Has something done by another thread; see `Mover.later`."""
+        self._io, self._arena, self._l2, self._clock = io, arena, l2, clock
+        self._trays = Trays(move_bytes)
+        self._rings = Rings(io, arena, self._trays.memory, in_flight_bytes)
+        self._lock = threading.Lock()
+        self._flights: dict[int, Flight] = {}
+        self._next = 1
+        self._closed = False
+        self._next_look = 0.0
+
+    # -- launch -----------------------------------------------------------------------------
+
+    def launch(self, move: Move, *, patient: bool) -> bool:
+        """Begin a move, if it can go this way; it is delivered then. `patient`: the caller may wait
+        a moment for a ring to be made (the cache thread may not)."""
+        l2 = self._l2()
+        if self._closed or l2 is None or move.kind not in (MoveKind.READ, MoveKind.WRITE):
+            return False
+        reads = move.kind is MoveKind.READ
+        tray = self._trays.take(l2.slot_bytes, len(move), last=reads)
+        if tray is None:
+            return False
+        flight = Flight(move, l2, tray, self._clock())
+        ready = False
+        try:
+            ready = self._plan_read(flight, patient) if reads else self._plan_write(flight, patient)
+        finally:
+            if not ready:
+                self._put_down(flight)
+        self._submit(flight)
+        return True
+
+    def _plan_read(self, flight: Flight, patient: bool) -> bool:
+        l2, move = flight.l2, flight.move
+        everything = np.ones(len(move), dtype=bool)
+        for where, number, first in neighbours(move.source, everything, l2.per_segment):
+            held = l2.segments.get(number)
+            try:
+                if held is None:
+                    raise SegmentGoneError(errno.ENOENT, "the segment is gone")
+                if not self._join(flight, where, *held, first, patient):
+                    return False
+            except SegmentGoneError as error:
+                flight.fail(where, MoveStatus.IO_ERROR, f"read: {error.strerror}")
+        return True
+
+    def _plan_write(self, flight: Flight, patient: bool) -> bool:
+        l2, move = flight.l2, flight.move
+        stamp = PageStamp(move.keys, move.parents, move.depths, move.checksums)
+        arena, uses = self._arena.rows(move.slot_bytes), (move.epochs, move.sizes)
+        headers = flight.tray.headers
+        writing = PageWrite(l2, move.target, stamp, arena, move.source, uses, headers)
+        flight.writing = writing
+        for run in writing.runs():
+            try:
+                if not self._join(flight, run.where, run.segment, run.volume, run.first, patient):
+                    return False
+                flight.runs.append(run)
+            except SegmentGoneError as error:
+                writing.settle(run, error)
+        return True
+
+    def _join(
+        self,
+        flight: Flight,
+        where: np.ndarray,
+        segment: Segment,
+        volume: Volume,
+        first: int,
+        patient: bool,
+    ) -> bool:
+        """These pages of a flight go to or come from this segment, which stays open until it ends.
+        False: they cannot. Raises SegmentGoneError."""
+        drive = self._rings.of(volume, patient=patient)
+        if drive is None:
+            return False
+        segment.enter()
+        file = drive.file_of(segment)
+        if file is None:
+            segment.leave()
+            return False
+        flight.add(where, segment, first, drive, file)
+        return True
+
+    def _submit(self, flight: Flight) -> None:
+        move = flight.move
+        memory = move.target if move.kind is MoveKind.READ else move.source
+        count = len(move)
+        rows = np.empty((count, len(TRANSFER_COLUMNS)), dtype=np.uint64)
+        numbers = np.arange(count, dtype=np.uint64)
+        rows[:, 0] = READ if move.kind is MoveKind.READ else WRITE
+        rows[:, 1] = flight.files
+        rows[:, 2] = flight.places * np.uint64(flight.l2.stride)
+        rows[:, 3] = memory.astype(np.uint64) * np.uint64(move.slot_bytes)
+        rows[:, 4] = move.slot_bytes
+        rows[:, 5] = numbers * np.uint64(HEADER_BYTES) + np.uint64(flight.tray.offset)
+        rows[:, 6] = HEADER_BYTES
+        with self._lock:
+            number, self._next = self._next, self._next + 1
+            flight.left = int(flight.tried.sum())
+            if flight.left:
+                self._flights[number] = flight
+        rows[:, 7] = (np.uint64(number) << PAGE_BITS) | numbers
+        if not flight.left:
+            self._finish(flight)
+            return
+        for drive, which in flight.by_drive():
+            part = rows[which] if which.size < count else rows
+            with self._lock:
+                drive.expect(which.size, self._clock())
+            error = drive.submit(part)
+            if error is not None:
+                with self._lock:
+                    drive.ended(which.size, self._clock())
+                    over = flight.ended(which, -(error.errno or 0))
+                    if over:
+                        del self._flights[number]
+                if over:
+                    self.later(lambda: self._finish(flight), waits=True)
+
+    # -- reap and finish --------------------------------------------------------------------
+
+    def run(self, heart: Heart) -> None:
+        """The loop: until `heart.stopping`."""
+        while not heart.stopping.is_set():
+            heart.beat()
+            self.round(BEAT_SECONDS)
+
+    def round(self, longest_seconds: float) -> None:
+        """Wait for something that ended, and finish it; then what is to be done now and then."""
+        over: list[Flight] = []
+        for drive in self._rings.wait(longest_seconds):
+            over += self._collect(drive)
+        mine: Flight | None = None
+        for flight in over:
+            if mine is None and flight.light:
+                mine = flight
+            else:
+                self.later(functools.partial(self._finish, flight), waits=not flight.light)
+        if mine is not None:
+            self._finish(mine)
+        now = self._clock()
+        if now >= self._next_look:
+            self._next_look = now + 1.0
+            self._look(now)
+
+    def _collect(self, drive: DriveRing) -> list[Flight]:
+        """Flights whose last transfer has ended."""
+        done = drive.collect()
+        over: list[Flight] = []
+        if not done.size:
+            return over
+        numbers = done["tag"] >> PAGE_BITS
+        pages = (done["tag"] & ((np.uint64(1) << PAGE_BITS) - np.uint64(1))).astype(np.intp)
+        now = self._clock()
+        with self._lock:
+            before = drive.ended(done.size, now)
+            for number in np.unique(numbers).tolist():
+                mine = numbers == number
+                flight = self._flights[number]
+                if flight.ended(pages[mine], done["result"][mine]):
+                    # On a drive that is never idle, what it took since it ended the one before.
+                    flight.seconds = now - max(flight.started, before)
+                    del self._flights[number]
+                    over.append(flight)
+        return over
+
+    def _finish(self, flight: Flight) -> None:
+        """Whatever happens, its slots are free and it is delivered."""
+        move = flight.move
+        outcome = Outcome.uniform(move, MoveStatus.IO_ERROR, flight.seconds, "its thread died")
+        try:
+            status, error = flight.outcome(self._arena.rows(move.slot_bytes), self._io)
+            outcome = Outcome(status, flight.seconds, error)
+        except Exception as problem:  # the loop must not die; the pages are simply not moved
+            error = f"{move.kind.value}: {problem}"
+            outcome = Outcome.uniform(move, MoveStatus.IO_ERROR, flight.seconds, error)
+        finally:
+            self._put_down(flight)
+            self.deliver(move, outcome)
+
+    def _put_down(self, flight: Flight) -> None:
+        flight.leave()
+        self._trays.give(flight.tray)
+
+    # -- now and then -----------------------------------------------------------------------
+
+    def _look(self, now: float) -> None:
+        l2 = self._l2()
+        for drive in self._rings.all():
+            if drive.hangs(now, HANG_SECONDS):
+                self._call_back(drive)
+            if l2 is not None and self._rings.pin_more(drive, l2.slot_bytes):
+                self._next_look = 0.0  # the next piece in the next round: others want to go on
+                self._rings.stir()
+
+    def _call_back(self, drive: DriveRing) -> None:
+        """What a drive that hangs has not begun ends now; the rest when the drive says so."""
+        log.warning(
+            "a drive has ended no transfer for a while", volume=drive.volume.name,
+            seconds=HANG_SECONDS, transfers=drive.waiting,
+        )  # fmt: skip
+        with self._lock:
+            drive.since = self._clock()  # the next time it is said again
+            held = [(n, f) for n, f in self._flights.items() if drive in f.drives]
+        for number, flight in held:
+            pages = np.flatnonzero(flight.tried).astype(np.uint64)
+            drive.cancel((np.uint64(number) << PAGE_BITS) | pages)
+        for l2 in {id(flight.l2): flight.l2 for _, flight in held}.values():
+            l2.hangs(drive.volume)
+
+    def close(self, seconds: float) -> None:
+        """Call everything back and wait for what the drives have begun, at most so long."""
+        self._closed = True
+        end = self._clock() + seconds
+        for drive in self._rings.all():
+            left = drive.ring.close(max(0.0, end - self._clock()))
+            for flight in self._collect(drive):
+                self._finish(flight)
+            if left:
+                log.warning(
+                    "a drive still has transfers of this process",
+                    volume=drive.volume.name, transfers=left,
+                )  # fmt: skip
+
+
+def flights_if_any(
+    io: FileIO, arena: ShmArena, l2: Callable[[], L2 | None], settings: CoreSettings
+) -> Flights | None:
+    """Flights where there is io_uring; the log says which of the two ways is used."""
+    try:
+        made = Flights(
+            io,
+            arena,
+            l2,
+            move_bytes=settings.cache.move_bytes,
+            in_flight_bytes=settings.nvme_in_flight_bytes,
+        )
+    except OSError as error:
+        log.info(
+            "pages go to NVMe by preadv and pwritev",
+            domain=settings.domain, why_not_io_uring=error.strerror,
+        )  # fmt: skip
+        return None
+    log.info("pages go to NVMe by io_uring", domain=settings.domain)
+    return made

@@ -1,0 +1,69 @@
+"""Memory for the headers of pages under way: one block, cut into trays, a tray for each batch."""
+
+from __future__ import annotations
+
+import mmap
+import threading
+from dataclasses import dataclass
+
+from kvtier_agent.storage.segment import HEADER_BYTES, HeaderBlock
+
+TRAYS_BYTES = 64 << 20
+"""Of all trays, address space: only what is used has memory behind it."""
+MOST_TRAYS = 64
+LEAST_TRAYS = 4
+FOR_READS = 4
+"""One in so many trays is kept for reads: writes have time."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Tray:
+    """`offset` of its first header in `Trays.memory`; `cut`: which cut of it this belongs to."""
+
+    offset: int
+    headers: HeaderBlock
+    cut: int
+
+
+class Trays:
+    """Thread-safe. Cut anew when pages get another size and nothing is under way."""
+
+    def __init__(self, move_bytes: int) -> None:
+        """`move_bytes`: of a batch of more than one page."""
+        self.memory = mmap.mmap(-1, TRAYS_BYTES)
+        self._move_bytes = move_bytes
+        self._lock = threading.Lock()
+        self._slot_bytes = 0
+        self._pages = 0
+        self._count = 0
+        self._cut = 0
+        self._free: list[Tray] = []
+
+    def take(self, slot_bytes: int, pages: int, *, last: bool) -> Tray | None:
+        """A tray for a batch of so many pages. `last`: the last ones may be taken too. None: there
+        is none, or none is large enough."""
+        with self._lock:
+            if slot_bytes != self._slot_bytes and len(self._free) == self._count:
+                self._cut_up(slot_bytes)
+            kept = 0 if last else self._count // FOR_READS
+            if slot_bytes != self._slot_bytes or pages > self._pages or len(self._free) <= kept:
+                return None
+            return self._free.pop()
+
+    def give(self, tray: Tray) -> None:
+        """It is not needed any more."""
+        with self._lock:
+            if tray.cut == self._cut:
+                self._free.append(tray)
+
+    def _cut_up(self, slot_bytes: int) -> None:
+        most = TRAYS_BYTES // HEADER_BYTES // LEAST_TRAYS
+        self._pages = min(most, max(1, self._move_bytes // slot_bytes))
+        size = self._pages * HEADER_BYTES
+        self._count = min(MOST_TRAYS, TRAYS_BYTES // size)
+        self._slot_bytes = slot_bytes
+        self._cut += 1
+        self._free = [
+            Tray(i * size, HeaderBlock(self._pages, self.memory, i * size), self._cut)
+            for i in reversed(range(self._count))
+        ]
