@@ -138,6 +138,15 @@ class SegmentGoneError(OSError):
     """The file was closed: its volume was withdrawn, or its last slot was given back."""
 
 
+_NAMES: dict[Path, threading.Lock] = {}
+
+
+def _names_in(folder: Path) -> threading.Lock:
+    """Held while names of segments in a folder change hands: whether a name is still that of the
+    file to be removed must not change between the look and the removal."""
+    return _NAMES.setdefault(folder, threading.Lock())
+
+
 class Segment:
     """One file of `slots` slots. Offsets in it are exact; who may use which slot is `L2`'s rule."""
 
@@ -170,7 +179,12 @@ class Segment:
         self._guard = threading.Lock()
         self._users = 0
         self._leaving = False
-        self.fd, self.direct = io.open(path, create=create, direct=True)
+        with _names_in(path.parent):
+            if create:
+                # One of this name may still be on its way out (`remove`): no place for pages.
+                with contextlib.suppress(FileNotFoundError):
+                    io.unlink(path)
+            self.fd, self.direct = io.open(path, create=create, direct=True)
         self.allocated = io.allocated(self.fd)
         self.laid: NDArray[np.bool_] = np.zeros(slots, dtype=bool)
 
@@ -265,7 +279,7 @@ class Segment:
     def remove(self) -> None:
         """Removes the file, unless another one has its name by now, and closes it. May take as long
         as the drive does; failures are left to the next start."""
-        with contextlib.suppress(OSError), self.in_use():
+        with contextlib.suppress(OSError), self.in_use(), _names_in(self.path.parent):
             if os.path.samestat(os.fstat(self.fd), self.path.stat(follow_symlinks=False)):
                 self._io.unlink(self.path)
         self.close()

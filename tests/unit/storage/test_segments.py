@@ -1,11 +1,13 @@
 """L2: what is written comes back, what is damaged does not, and limits are never passed."""
 
 import errno
+import os
 
 import numpy as np
 import pytest
 from kvtier_agent.cache.moves import MoveStatus
-from kvtier_agent.storage.segment import HEADER, HEADER_BYTES
+from kvtier_agent.storage.fileio import FileIO
+from kvtier_agent.storage.segment import HEADER, HEADER_BYTES, Segment
 
 OK, BAD = MoveStatus.OK, MoveStatus.BAD_PAGE
 
@@ -189,3 +191,17 @@ def test_pages_spread_over_volumes_and_a_volume_can_leave(make_l2, tmp_path):
         expected = MoveStatus.IO_ERROR if number in lost else OK
         assert (status[number] == expected).all()
     other.close()
+
+
+def test_a_file_on_its_way_out_neither_takes_pages_nor_the_name_of_the_next(tmp_path):
+    """A volume that comes back is written to while what it held is still being removed."""
+    path = tmp_path / "segment-00000003.kv"
+    old = Segment(path, 3, 4, 4096, FileIO(), create=True)
+    old.lay_out(0, 4)
+    new = Segment(path, 3, 4, 4096, FileIO(), create=True)
+    assert new.allocated == 0, "no blocks of the old file"
+    new.lay_out(0, 1)
+    old.remove()
+    assert path.stat().st_ino == os.fstat(new.fd).st_ino
+    new.remove()
+    assert not path.exists()
