@@ -71,6 +71,10 @@ _prefix = _section(
     {"name": _names, "maxSize": sizes("2Gi", "4Ki", "16Ti", "8Gi")},
     {"pageKeys": st.lists(_keys, max_size=3, unique=True)},
 )
+_quota = _section(
+    {"tenant": _names},
+    {f"{tier}Percent": st.integers(0, 100) for tier in ("hbm", "dram", "nvme")},
+)
 _expression = _section(
     {"key": _label_keys, "operator": st.sampled_from(["In", "NotIn", "Exists", "DoesNotExist"])},
     {"values": st.lists(_label_values, max_size=3)},
@@ -113,6 +117,10 @@ def specs() -> st.SearchStrategy[Spec]:
                 {}, {"tightenPercent": _percent, "demotePercent": _percent.map(lambda n: n + 1)}
             ),
             "frozenPrefixes": st.lists(_prefix, max_size=3, unique_by=lambda p: str(p["name"])),
+            "tenants": _section(
+                {},
+                {"quotas": st.lists(_quota, max_size=3, unique_by=lambda q: str(q["tenant"]))},
+            ),
             "slo": _section({}, {"ttftP99Milliseconds": st.integers(1, 600_000)}),
             "durability": st.sampled_from(["none", "async", "sync"]),
             "rollout": _section({}, {"strategy": st.just("AllAtOnce"), "paused": st.booleans()}),
@@ -165,7 +173,7 @@ def _mended(spec: Spec) -> Spec:
         alone = {"valueDensity": {"model": "classic"}, name: spec[name]}
         if validate(policy(alone)) and name != "durability":
             del spec[name]
-    for name in ("frozenPrefixes", "durability", "valueDensity"):
+    for name in ("frozenPrefixes", "durability", "tenants", "valueDensity"):
         if validate(policy(spec)):
             spec.pop(name, None)
             spec.setdefault("valueDensity", {"model": "classic"})

@@ -25,7 +25,7 @@ from pydantic import (
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticCustomError, core_schema
 
-from kvtier_api.rules import Rule
+from kvtier_api.rule import Rule
 
 _ACRONYMS = {"hbm": "HBM", "uid": "UID", "id": "ID", "mib": "MiB"}
 

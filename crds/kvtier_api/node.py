@@ -12,7 +12,7 @@ from kvtier_api.conditions import MAX_CONDITIONS, Condition, Timestamp
 from kvtier_api.meta import API_VERSION, ObjectMeta
 from kvtier_api.model import ApiModel, knob, number
 from kvtier_api.policy import Int64Max, Revision, RevisionSpec
-from kvtier_api.rules import Rule
+from kvtier_api.rule import Rule
 
 Name = Annotated[str, Field(max_length=253)]
 Uid = Annotated[str, Field(max_length=64)]

@@ -16,7 +16,7 @@ from kvtier_api import rules
 from kvtier_api.conditions import MAX_CONDITIONS, Condition
 from kvtier_api.meta import API_VERSION, ObjectMeta
 from kvtier_api.model import ApiModel, knob, number
-from kvtier_api.rules import Rule
+from kvtier_api.rule import Rule
 from kvtier_api.sections import (
     SLO,
     DRAMTier,
@@ -27,6 +27,8 @@ from kvtier_api.sections import (
     Page,
     Pressure,
     Replacement,
+    TenantQuota,
+    Tenants,
     Thresholds,
     Tiers,
     ValueDensity,
@@ -52,6 +54,8 @@ __all__ = [
     "RevisionSpec",
     "Rollout",
     "Superseding",
+    "TenantQuota",
+    "Tenants",
     "Thresholds",
     "Tiers",
     "ValueDensity",
@@ -86,6 +90,7 @@ class RevisionSpec(ApiModel):
         rules.SYNC_NEEDS_NVME,
         rules.FROZEN_KEYS,
         rules.FROZEN_FIT,
+        rules.QUOTA_NEEDS_NVME,
     )
 
     tiers: Annotated[Tiers, knob("Where pages are kept.", unit="section")] = Tiers()
@@ -108,6 +113,9 @@ class RevisionSpec(ApiModel):
             max_length=32,
         ),
     ] = ()
+    tenants: Annotated[
+        Tenants, knob("How much of each tier a tenant's pages may take.", unit="section")
+    ] = Tenants()
     slo: Annotated[SLO, knob("Latency objective.", unit="section")] = SLO()
     durability: Annotated[
         Durability,

@@ -17,85 +17,17 @@ the same on every side.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
-
-from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
-from pydantic_core import PydanticCustomError, core_schema
 
 from kvtier_api import quantity
 from kvtier_api.quantity import exact_size
+from kvtier_api.rule import Rule, ValueRule, cel_matches, matches
 from kvtier_api.sums import cel_sum_fits, sum_fits
 
 if TYPE_CHECKING:
     from kvtier_api import node as n
     from kvtier_api import policy as p
     from kvtier_api.meta import ObjectMeta
-
-
-@dataclass(frozen=True, slots=True)
-class Rule:
-    """A relation inside one object. ``check`` gets the parsed model and is total on it."""
-
-    name: str
-    cel: str
-    message: str
-    check: Callable[[Any], bool]
-    field: str | None = None
-
-    def as_validation(self) -> dict[str, Any]:
-        """As an entry of ``x-kubernetes-validations``.
-
-        ``fieldPath`` is only given for a field of the object itself that is no list: the API
-        server accepts no other.
-        """
-        out = {"rule": self.cel, "message": self.message}
-        if self.field:
-            out["fieldPath"] = f".{self.field}"
-        return out
-
-
-@dataclass(frozen=True, slots=True)
-class ValueRule:
-    """What a scalar's text must look like. Pydantic metadata: ``Annotated[str, RULE]``."""
-
-    name: str
-    cel: str
-    message: str
-    check: Callable[[str], bool]
-
-    def __get_pydantic_core_schema__(
-        self, source: Any, handler: GetCoreSchemaHandler
-    ) -> core_schema.CoreSchema:
-        def validate(value: str) -> str:
-            if not self.check(value):
-                raise PydanticCustomError("rule", "{sentence}", {"sentence": self.message})
-            return value
-
-        return core_schema.no_info_after_validator_function(validate, handler(source))
-
-    def __get_pydantic_json_schema__(
-        self, schema: core_schema.CoreSchema, handler: GetJsonSchemaHandler
-    ) -> dict[str, Any]:
-        out = dict(handler(schema))
-        out["x-kubernetes-validations"] = [self.as_validation()]
-        return out
-
-    def as_validation(self) -> dict[str, Any]:
-        return {"rule": self.cel, "message": self.message}
-
-
-def _matches(pattern: str) -> Callable[[str], bool]:
-    # CEL's matches() searches; every pattern here is anchored. `$` of Python also matches before
-    # a final newline, RE2's does not: fullmatch keeps both equal.
-    compiled = re.compile(pattern.removeprefix("^").removesuffix("$"), re.ASCII)
-    return lambda value: compiled.fullmatch(value) is not None
-
-
-def _cel_matches(pattern: str) -> str:
-    return f"self.matches('{pattern}')"
 
 
 # ---------------------------------------------------------------- values
@@ -110,41 +42,47 @@ SIZE: Final = ValueRule(
 _NAME = "^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$"
 VOLUME_NAME: Final = ValueRule(
     "volume-name",
-    _cel_matches(_NAME),
+    cel_matches(_NAME),
     "a volume is named, never given as a host path: write the name of a volume that the chart "
     "mounts or --volume maps, such as data0 (lower-case letters, digits and -)",
-    _matches(_NAME),
+    matches(_NAME),
 )
 PREFIX_NAME: Final = ValueRule(
     "prefix-name",
-    _cel_matches(_NAME),
+    cel_matches(_NAME),
     "write a name of lower-case letters, digits and -, such as support-bot-v3",
-    _matches(_NAME),
+    matches(_NAME),
+)
+TENANT_NAME: Final = ValueRule(
+    "tenant-name",
+    cel_matches(_NAME),
+    "write the name that its engines give, of lower-case letters, digits and -, such as search",
+    matches(_NAME),
 )
 _PAGE_KEY = "^[0-9a-f]{32}$"
 PAGE_KEY: Final = ValueRule(
     "page-key",
-    _cel_matches(_PAGE_KEY),
+    cel_matches(_PAGE_KEY),
     "a page key is 32 lower-case hexadecimal digits (BLAKE2b-128), without 0x",
-    _matches(_PAGE_KEY),
+    matches(_PAGE_KEY),
 )
 _LABEL_KEY = (
     "^([a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$"
 )
 LABEL_KEY: Final = ValueRule(
     "label-key",
-    _cel_matches(_LABEL_KEY),
+    cel_matches(_LABEL_KEY),
     "not the key of a label: write it as kubectl get nodes --show-labels does, such as "
     "nvidia.com/gpu.product",
-    _matches(_LABEL_KEY),
+    matches(_LABEL_KEY),
 )
 _LABEL_VALUE = "^([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?$"
 LABEL_VALUE: Final = ValueRule(
     "label-value",
-    _cel_matches(_LABEL_VALUE),
+    cel_matches(_LABEL_VALUE),
     "not the value of a label: write at most 63 letters, digits, -, _ and ., such as "
     "NVIDIA-H100-80GB-HBM3",
-    _matches(_LABEL_VALUE),
+    matches(_LABEL_VALUE),
 )
 
 
@@ -322,6 +260,32 @@ FROZEN_FIT: Final = Rule(
     "larger, or freeze less",
     _check_frozen_fit,
     "frozenPrefixes",
+)
+
+
+def _check_quota(m: p.TenantQuota) -> bool:
+    return not (m.hbm_percent is None and m.dram_percent is None and m.nvme_percent is None)
+
+
+QUOTA_BOUND: Final = Rule(
+    "quota-bound",
+    "has(self.hbmPercent) || has(self.dramPercent) || has(self.nvmePercent)",
+    "a quota bounds one tier at least: write hbmPercent, dramPercent or nvmePercent, such as "
+    "nvmePercent: 40",
+    _check_quota,
+)
+
+
+def _check_nvme_quota(m: p.RevisionSpec) -> bool:
+    return m.tiers.nvme is not None or all(q.nvme_percent is None for q in m.tenants.quotas)
+
+
+QUOTA_NEEDS_NVME: Final = Rule(
+    "quota-needs-nvme",
+    "has(self.tiers.nvme) || !self.tenants.quotas.exists(q, has(q.nvmePercent))",
+    "a quota of nvme needs an NVMe tier: add tiers.nvme, or leave nvmePercent out",
+    _check_nvme_quota,
+    "tenants",
 )
 
 

@@ -14,7 +14,7 @@ from pydantic import Field
 from kvtier_api import rules
 from kvtier_api.model import ApiModel, knob, number
 from kvtier_api.quantity import Quantity
-from kvtier_api.rules import Rule
+from kvtier_api.rule import Rule
 
 VolumeName = Annotated[str, Field(min_length=1, max_length=253), rules.VOLUME_NAME]
 PageKey = Annotated[str, Field(min_length=1, max_length=64), rules.PAGE_KEY]
@@ -280,6 +280,66 @@ class FrozenPrefix(ApiModel):
             unit="page keys, 32 hexadecimal digits each",
             list_type="set",
             max_length=1024,
+        ),
+    ] = ()
+
+
+class TenantQuota(ApiModel):
+    """Most that one tenant's pages may take."""
+
+    RULES: ClassVar[tuple[Rule, ...]] = (rules.QUOTA_BOUND,)
+
+    tenant: Annotated[
+        str,
+        Field(min_length=1, max_length=63),
+        rules.TENANT_NAME,
+        knob("Name that the tenant's engines give when they connect.", unit="name"),
+    ]
+    hbm_percent: Annotated[
+        int | None,
+        number(
+            "Most of L0 that the tenant's pages may take on a node; above it they go to L1.",
+            unit="percent of L0",
+            ge=0,
+            le=100,
+            absent="no bound",
+        ),
+    ] = None
+    dram_percent: Annotated[
+        int | None,
+        number(
+            "Most of L1 that the tenant's pages may take on a node.",
+            unit="percent of L1",
+            ge=0,
+            le=100,
+            absent="no bound",
+        ),
+    ] = None
+    nvme_percent: Annotated[
+        int | None,
+        number(
+            "Most of L2 that the tenant's pages may take on a node.",
+            unit="percent of L2",
+            ge=0,
+            le=100,
+            absent="no bound",
+        ),
+    ] = None
+
+
+class Tenants(ApiModel):
+    """Whose pages may take how much. Names are what engines say, and nobody vouches for them but
+    the group of the socket: this is accounting, not security."""
+
+    quotas: Annotated[
+        tuple[TenantQuota, ...],
+        knob(
+            "Bounds by tenant; a tenant at its bound replaces its own coldest pages. Tenants that "
+            "are not listed have none.",
+            unit="list of quotas, by tenant",
+            list_type="map",
+            keys=("tenant",),
+            max_length=32,
         ),
     ] = ()
 

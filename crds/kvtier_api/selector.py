@@ -9,7 +9,7 @@ from pydantic import Field
 
 from kvtier_api import rules
 from kvtier_api.model import ApiModel, knob
-from kvtier_api.rules import Rule
+from kvtier_api.rule import Rule
 
 LabelKey = Annotated[str, Field(min_length=1, max_length=317), rules.LABEL_KEY]
 LabelValue = Annotated[str, Field(max_length=63), rules.LABEL_VALUE]

@@ -6,7 +6,7 @@ from typing import Final
 
 from kvtier_api.policy import RevisionSpec
 
-from kvtier_agent.cache.settings import Behaviour, Budgets, FrozenPrefix
+from kvtier_agent.cache.settings import Behaviour, Budgets, FrozenPrefix, TenantQuota
 from kvtier_agent.node.budgets import NodeBudgets
 
 __all__ = ["NOTHING", "behaviour_of", "share_of"]
@@ -33,6 +33,10 @@ def behaviour_of(spec: RevisionSpec, *, admitting: bool = True) -> Behaviour:
         frozen=tuple(
             FrozenPrefix(f.name, f.max_size.bytes, tuple(map(bytes.fromhex, f.page_keys)))
             for f in spec.frozen_prefixes
+        ),
+        quotas=tuple(
+            TenantQuota(q.tenant, q.hbm_percent, q.dram_percent, q.nvme_percent)
+            for q in spec.tenants.quotas
         ),
         durability=spec.durability,
         admitting=admitting,

@@ -100,6 +100,9 @@ def test_what_changes_behaviour_changes_it() -> None:
         {"pressure": {"tightenPercent": 89}},
         {"pressure": {"demotePercent": 96}},
         {"frozenPrefixes": [{"name": "a", "maxSize": "1Gi"}]},
+        {"tenants": {"quotas": [{"tenant": "a", "dramPercent": 10}]}},
+        {"tenants": {"quotas": [{"tenant": "a", "dramPercent": 0}]}},
+        {"tenants": {"quotas": [{"tenant": "a", "hbmPercent": 10}]}},
         {"slo": {"ttftP99Milliseconds": 800}},
         {"durability": "none"},
     ]

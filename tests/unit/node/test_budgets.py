@@ -179,6 +179,9 @@ def test_engine_shape_has_no_l0_and_says_what_is_not_obeyed(revision: Make, fact
     assert after.notes == ()
     assert {"tiers.hbm", "pressure.demotePercent"} <= set(after.not_applied)
     assert "valueDensity.thresholdMicrosecondsPerMiB.hbm" in after.not_applied
+    bounded = revision(tenants={"quotas": [{"tenant": "search", "hbmPercent": 40}]})
+    assert "tenants.quotas.hbmPercent" in plan(bounded, facts(shape="engine")).not_applied
+    assert plan(bounded, facts()).not_applied == ()
 
 
 def test_engines_with_other_pages_than_the_policys_are_said(revision: Make, facts: Make) -> None:

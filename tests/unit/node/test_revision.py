@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from kvtier_agent.cache.settings import Behaviour
+from kvtier_agent.cache.settings import Behaviour, TenantQuota
 from kvtier_agent.node.budgets import NodeBudgets
 from kvtier_agent.node.revision import NO_OBJECTIVE_SECONDS, behaviour_of, share_of
 from kvtier_api.sections import Pressure, Replacement, ValueDensity
@@ -42,6 +42,7 @@ def test_every_section_arrives(revision: Make) -> None:
             pressure={"tightenPercent": 80, "demotePercent": 85},
             frozenPrefixes=[{"name": "bot", "maxSize": "1Gi", "pageKeys": ["00" * 15 + "ff"]}],
             slo={"ttftP99Milliseconds": 750},
+            tenants={"quotas": [{"tenant": "search", "hbmPercent": 0, "nvmePercent": 40}]},
             durability="sync",
         ),
         admitting=False,
@@ -51,6 +52,7 @@ def test_every_section_arrives(revision: Make) -> None:
     assert (made.tighten_percent, made.demote_percent) == (80, 85)
     assert (made.transfer_bytes, made.slo_seconds) == (512 << 10, 0.75)
     assert made.durability == "sync"
+    assert made.quotas == (TenantQuota("search", 0, None, 40),)
     assert not made.admitting
     (prefix,) = made.frozen
     assert (prefix.name, prefix.max_bytes) == ("bot", 1 << 30)

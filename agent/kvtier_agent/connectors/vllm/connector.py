@@ -53,6 +53,7 @@ log = logging.getLogger(__name__)
 EXTRA_SOCKET = "kvtier.socket"
 EXTRA_PAGE_TOKENS = "kvtier.page_tokens"
 EXTRA_TIMEOUT = "kvtier.timeout_milliseconds"
+EXTRA_TENANT = "kvtier.tenant"
 DEFAULT_SOCKET = "/run/kvtier/default.sock"
 DEFAULT_TIMEOUT_MILLISECONDS = 1000
 
@@ -94,6 +95,7 @@ class KvtierConnector(KVConnectorBase_V1):  # type: ignore[misc]
             self._layout.geometry,
             timeout_seconds=int(extra.get(EXTRA_TIMEOUT, DEFAULT_TIMEOUT_MILLISECONDS)) / 1000,
             name=name,
+            tenant=str(extra.get(EXTRA_TENANT, "")),
             # The workers hold the engine's pool, one rank each; the scheduler none.
             kv_pool_bytes=(
                 kv_cache_config.num_blocks
