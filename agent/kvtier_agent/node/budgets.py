@@ -149,7 +149,7 @@ def plan(spec: RevisionSpec, facts: Facts, in_force: NodeBudgets | None = None) 
     short = _short_of_records(facts, l0, l1, l2)
     clamps += short
     unwell += tuple(f"{clamp.tier}, {clamp.limit}" for clamp in short)
-    not_applied = NOT_OBEYED_IN_ENGINE_SHAPE if facts.shape == "engine" else ()
+    not_applied: tuple[str, ...] = NOT_OBEYED_IN_ENGINE_SHAPE if facts.shape == "engine" else ()
     if not_applied and any(quota.hbm_percent is not None for quota in spec.tenants.quotas):
         not_applied = tuple(sorted((*not_applied, "tenants.quotas.hbmPercent")))
     other = [tokens for tokens in facts.page_tokens if tokens != spec.page.tokens]
