@@ -15,6 +15,8 @@ from kvtier_agent.cache.record import NO_SLOT, as_bytes_keys
 from kvtier_agent.cache.settings import Behaviour, Budgets, Durability
 from kvtier_agent.storage.core import Core
 from kvtier_agent.storage.fileio import FileIO
+from kvtier_agent.storage.l2 import L2
+from kvtier_agent.storage.segment import HEADER
 
 from crash.disk import CUTTABLE, Change, Cutter, RecordingIO
 from crash.workload import (
@@ -40,6 +42,11 @@ class Tally:
     wrong_bytes: int = 0
     misses: int = 0
     """Pages found that failed verification: not served."""
+    unwritten: int = 0
+    """Of those, pages that never reached their slots."""
+    misjudged: int = 0
+    """Unwritten pages that were taken for bad ones (a sound segment is suspect then), or the other
+    way round."""
     promised: int = 0
     promises_broken: int = 0
     cap_broken: int = 0
@@ -48,7 +55,8 @@ class Tally:
 
     @property
     def bad(self) -> int:
-        return self.wrong_bytes + self.promises_broken + self.cap_broken + self.starts_failed
+        broken = self.promises_broken + self.cap_broken + self.starts_failed
+        return self.wrong_bytes + self.misjudged + broken
 
     def problem(self, text: str) -> None:
         if len(self.problems) < 20:
@@ -162,6 +170,12 @@ def _judge(
     for i, key in enumerate(key.tobytes() for key in keys):
         if status[i] != MoveStatus.OK:
             tally.misses += 1
+            unwritten = status[i] == MoveStatus.UNWRITTEN
+            tally.unwritten += int(unwritten)
+            slot = int(table.l2_slot[rows[i]])
+            if l2.durability == "async" and unwritten == _landed(l2, slot, key):
+                tally.misjudged += 1
+                tally.problem(f"{where}: page {key[:4].hex()} is misjudged")
         elif (arena[i] == page_of(key)).all():
             right.add(key)
         else:
@@ -175,6 +189,16 @@ def _judge(
         there = {key.tobytes() for key in keys}
         how = sorted(f"{k[:4].hex()} {'bad' if k in there else 'not found'}" for k in lost)
         tally.problem(f"{where}: stored under sync and lost: {', '.join(how[:4])}")
+
+
+def _landed(l2: L2, slot: int, key: bytes) -> bool:
+    """Does the slot have the header of this page, in this use of its segment?"""
+    number, first = divmod(slot, l2.per_segment)
+    segment, _ = l2.segments[number]
+    with segment.path.open("rb") as file:
+        file.seek(first * l2.stride)
+        header = np.frombuffer(file.read(HEADER.itemsize), dtype=HEADER)[0]
+    return bytes(header["key"]) == key and int(header["generation"]) == segment.use[1]
 
 
 def _empty(root: Path) -> Path:

@@ -47,6 +47,7 @@ class Counters:
     quota_evicted: int = 0  # of these: because their tenant had all that its quota gives it
     l2_copies_dropped: int = 0
     quarantined_pages: int = 0
+    unwritten_pages: int = 0  # in the journal, and kept from their slots by a power cut
     quarantined_slots: int = 0  # L2 slots that held a bad or unreadable page
     suspected_segments: int = 0  # times a segment of L2 was found to have such slots
     scrubbed_segments: int = 0  # of those, tested and good

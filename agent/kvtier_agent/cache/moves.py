@@ -48,6 +48,7 @@ class MoveStatus(IntEnum):
     READ_ONLY = 4  # the volume went read-only
     CANCELLED = 5  # not tried: queue bound, volume withdrawn or the mover is closing
     TARGET_ERROR = 6  # of COMPACT: read well, and EIO or a short write at its new place
+    UNWRITTEN = 7  # of READ and COMPACT: a power cut kept the page from reaching its slot
 
 
 @dataclass(frozen=True, slots=True, eq=False)

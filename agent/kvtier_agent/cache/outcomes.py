@@ -3,8 +3,9 @@
 A copy counts only if it succeeded and nobody pinned or doomed the page meanwhile; otherwise the
 page is where it was and the target's slot is free again. A failed write leaves the page in L1 (bad
 bytes apart: those are quarantined, never written); a failed read takes the page out of the cache
-and makes its segment suspect. After a write that failed for the drive's sake, writing pauses, first
-for 1 s, then twice as long each time up to 60 s; until then cold pages are dropped instead.
+and makes its segment suspect, unless a power cut kept the page from being written. After a write
+that failed for the drive's sake, writing pauses, first for 1 s, then twice as long each time up to
+60 s; until then cold pages are dropped instead.
 """
 
 from __future__ import annotations
@@ -153,13 +154,17 @@ class Outcomes:
         shelves.disown(untried, 1)
         shelves.settle(untried, State.IN2, 1 << 2)
         shelves.stamp(untried[::-1])
-        broken = rows[~ok & (status != MoveStatus.CANCELLED) & ~doomed]
+        unwritten = rows[(status == MoveStatus.UNWRITTEN) & ~doomed]
+        self.traffic.unwritten(unwritten)
+        sound = np.isin(status, (MoveStatus.OK, MoveStatus.CANCELLED, MoveStatus.UNWRITTEN))
+        broken = rows[~sound & ~doomed]
         shelves.counters.quarantined_pages += broken.size
         self.traffic.suspect(broken)
-        gone = np.concatenate([broken, rows[doomed]])
+        lost = np.concatenate([broken, unwritten])
+        gone = np.concatenate([lost, rows[doomed]])
         shelves.disown(gone, 1)
         shelves.settle(gone, State.IN2, 0)  # without bytes and out of the index: until unpinned
-        shelves.doom(broken)
+        shelves.doom(lost)
         shelves.bury(rows[doomed])
         return landed, np.concatenate([untried, gone])
 

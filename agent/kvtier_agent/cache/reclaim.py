@@ -15,6 +15,7 @@ is given up. The segment itself is free only when nothing of it is taken, read o
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -262,29 +263,32 @@ class Reclaim:
         with table.changing(moved):
             shelves.own(moved, 2, move.target[ok & there])
         pool.give(move.target[~(ok & there)])
-        unreadable = np.isin(status, (MoveStatus.BAD_PAGE, MoveStatus.IO_ERROR))
-        self._lose(rows[unreadable & there])
+        bad = np.isin(status, (MoveStatus.BAD_PAGE, MoveStatus.IO_ERROR))
+        unwritten = status == MoveStatus.UNWRITTEN
+        shelves.counters.quarantined_pages += self._lose(rows[bad & there], self.traffic.suspect)
+        self._lose(rows[unwritten & there], self.traffic.unwritten)
         broken = move.target[status == MoveStatus.TARGET_ERROR]
         shelves.counters.suspected_segments += pool.suspect(broken)
         pool.abandon(move.target[np.isin(status, (MoveStatus.NO_SPACE, MoveStatus.READ_ONLY))])
         pool.let_go(move.source)
-        if one is not None and (~ok & ~unreadable).any():
+        if one is not None and (~ok & ~bad & ~unwritten).any():
             # The drive takes no writes, or the mover is closing: the rest stays where it is.
             one.waiting = NOBODY
             if not one.moving and not pool.retired(segment):
                 del self.emptying[segment]
 
-    def _lose(self, rows: Rows) -> None:
-        """These pages could not be read to be moved."""
+    def _lose(self, rows: Rows, say: Callable[[Rows], None]) -> int:
+        """These pages could not be read to be moved; `say` takes note of their places. How many of
+        them had no copy in L1, and are lost."""
         shelves, table = self.shelves, self.shelves.table
         alone = rows[table.state[rows] == State.IN2]
         copies = rows[table.state[rows] != State.IN2]
-        shelves.counters.quarantined_pages += alone.size
-        self.traffic.suspect(copies)
+        say(copies)
         shelves.counters.l2_copies_dropped += copies.size
         table.tiers[copies] &= ~HAS_L2
         table.clear_flag(copies, Flag.L2_CLEAN)
-        self.traffic.suspect(alone)
+        say(alone)
         with table.changing(alone):
             table.tiers[alone] = 0
         shelves.doom(alone)
+        return int(alone.size)

@@ -273,6 +273,11 @@ class Traffic:
         self.shelves.counters.suspected_segments += self.shelves.pool2.suspect(slots)
         self.shelves.disown(rows, 2)
 
+    def unwritten(self, rows: Rows) -> None:
+        """A power cut kept these pages from their places in L2, which are dead now, and sound."""
+        self.shelves.counters.unwritten_pages += rows.size
+        self.shelves.disown(rows, 2)
+
     # -- orders about empty slots -----------------------------------------------------------
 
     def orders(self, now: float) -> None:

@@ -45,6 +45,8 @@ _COUNTERS = (
      "dropped_at_start_pages"),
     ("kv_scrubbed_pages", "Pages taken over that the scrub has read", "scrubbed_pages"),
     ("kv_scrub_bad_pages", "Of those, pages that did not match their checksum", "scrub_bad_pages"),
+    ("kv_unwritten_pages", "Pages in the journal that a power cut kept from reaching NVMe",
+     "unwritten_pages"),
     ("kv_quarantined_slots", "NVMe slots that held a bad or unreadable page", "quarantined_slots"),
     ("kv_suspected_segments", "Times a segment of NVMe was found to hold bad pages",
      "suspected_segments"),

@@ -127,8 +127,8 @@ class Flight:
                 status = MoveStatus.CANCELLED
             self.fail(np.array([page]), status, f"read: {error.strerror}")
         return self.l2.verify(
-            self.tray.headers, move.keys, move.checksums, arena, move.target, self.status,
-            self.error,
+            self.tray.headers, move.source, move.keys, move.checksums, arena, move.target,
+            self.status, self.error,
         )  # fmt: skip
 
     def _written(self, io: FileIO) -> tuple[NDArray[np.uint8], str]:

@@ -11,7 +11,9 @@ and whether a write may happen:
     before each write   allocated blocks + what must be laid out <= cap, and the volume's reserve
                         stays free; otherwise NO_SPACE, and nothing was written
     before each write   the bytes in the arena match the record's checksum; otherwise BAD_PAGE
-    after each read     header whole, key as asked, payload matches the checksum; else BAD_PAGE
+    after each read     header whole, key as asked, payload matches the checksum; else BAD_PAGE, or
+                        UNWRITTEN: of an earlier process under `async`, and its slot is blank or
+                        has a whole page of another use, as after a power cut
 
 What an earlier process left is found by `recovery`.
 """
@@ -189,11 +191,12 @@ class L2:
             except OSError as error:
                 status[where] = MoveStatus.IO_ERROR
                 first_error = first_error or f"read: {error.strerror or error}"
-        return self.verify(headers, keys, sums, arena, rows, status, first_error)
+        return self.verify(headers, slots, keys, sums, arena, rows, status, first_error)
 
     def verify(
         self,
         headers: HeaderBlock,
+        slots: Slots,
         keys: NDArray[np.uint8],
         sums: NDArray[np.uint64],
         arena: NDArray[np.uint8],
@@ -211,11 +214,25 @@ class L2:
         there = (status == MoveStatus.OK) & good
         good[there] = checksums(arena, rows[there], size) == sums[there]
         bad = (status == MoveStatus.OK) & ~good
-        status[bad] = MoveStatus.BAD_PAGE
         if bad.any():
-            self.io.noticed("read", "checksum", int(bad.sum()))
+            unwritten = bad & headers.unwritten(len(rows), self._generations(slots, bad))
+            status[bad] = MoveStatus.BAD_PAGE
+            status[unwritten] = MoveStatus.UNWRITTEN
+            if wrong := int(bad.sum()) - int(unwritten.sum()):
+                self.io.noticed("read", "checksum", wrong)
             error = error or f"{int(bad.sum())} pages failed verification"
         return status, error
+
+    def _generations(self, slots: Slots, which: NDArray[np.bool_]) -> NDArray[np.uint32]:
+        """Of the segments of these pages, where a power cut may have kept them from their slots;
+        elsewhere 0."""
+        found = np.zeros(len(slots), dtype=np.uint32)
+        if self.durability == "async":
+            for i in np.flatnonzero(which).tolist():
+                held = self.segments.get(int(slots[i]) // self.per_segment)
+                if held is not None and held[0].found:
+                    found[i] = held[0].use[1]
+        return found
 
     # -- compaction -------------------------------------------------------------------------
 

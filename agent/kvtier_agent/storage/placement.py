@@ -92,6 +92,7 @@ class Placement:
         if use[0] < epoch:
             raise SegmentGoneError(errno.ENOENT, "that use of the segment is over")
         segment.use = (use[0], self._l2.journals.begin(volume, segment.number))
+        segment.found = False
         beyond = use[1] + np.flatnonzero(segment.laid[use[1] :])
         for start, length in runs(beyond.astype(np.uint32)):
             segment.punch(start, length)

@@ -127,6 +127,19 @@ class HeaderBlock:
             good &= fields["header_checksum"] == self.own_checksums(0, count)
         return good
 
+    def unwritten(self, count: int, generations: NDArray[np.uint32]) -> NDArray[np.bool_]:
+        """Which of the first headers say that the write of this generation of their segment (0: not
+        asked about) is not there: blank, or whole and of another one (a later one where the record
+        is too old, as a journal that was removed and came back is). A header lies in one sector,
+        which a power cut leaves as one or the other."""
+        fields = self.fields[:count]
+        gone: NDArray[np.bool_] = (fields["magic"] == MAGIC) & (fields["generation"] != generations)
+        if gone.any():
+            gone &= fields["header_checksum"] == self.own_checksums(0, count)
+        gone |= (self.bytes[:count] == 0).all(axis=1)
+        gone &= generations > 0
+        return gone
+
 
 class RingFiles(Protocol):
     """The table of files of a ring, as a segment sees it."""
@@ -171,6 +184,8 @@ class Segment:
         self.use = (0, generation)
         """Which use of its numbers this is: the epoch by which the cache tells uses apart, and the
         generation by which files and journals do. Changed as a whole."""
+        self.found = not create
+        """Is what it holds of an earlier process, which a power cut may have ended?"""
         self.named = False
         """Does the folder's entry of the file last? (See `L2.write`, durability sync.)"""
         self.ring_file: tuple[RingFiles, int] | None = None

@@ -31,6 +31,15 @@ def test_a_cut_anywhere_breaks_no_promise(tmp_path: Path, cut: Path, seed: int) 
     assert tally.pages_right > 500
 
 
+def test_pages_that_never_landed_are_told_from_bad_ones(tmp_path: Path, cut: Path) -> None:
+    """Under `async` a cut leaves many; each is judged by what lies in its slot."""
+    tally = Tally()
+    cut_everywhere(work(tmp_path, 5, steps=60), cut, 5, tally, every=6, again=0.0)
+    assert tally.problems == []
+    assert tally.unwritten > 20
+    assert tally.misjudged == 0
+
+
 def without(trace: list[Change], what: str) -> list[Change]:
     """As if the drive (or the agent) left out these."""
     return [change for change in trace if change.what != what]
