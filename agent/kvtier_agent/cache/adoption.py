@@ -35,6 +35,7 @@ def adopt(
     depths: NDArray[np.uint32],
     checksums: U64,
     slots: NDArray[np.uint32],
+    tenants: NDArray[np.uint16] | None = None,
 ) -> Taken:
     """Pages found in L2, oldest first. True: taken in. Of a page that is in L1 already the copy is
     taken in if it is the same page, to the byte as far as checksums tell."""
@@ -63,6 +64,8 @@ def adopt(
         records["checksum"], records["depth"] = checksums[which], depths[which]
         records["size"] = page_bytes
         records["l2_slot"] = slots[which]
+        if tenants is not None:
+            records["tenant"] = tenants[which]
         records["seal"] = seals(records)
         rows[first : first + AT_ONCE] = table.insert_records(records, State.IN2)
     table.parent_row[rows] = table.find(above[some])

@@ -56,7 +56,8 @@ class Move:
     """A batch. All arrays have the same length n; `source`/`target` are slot numbers.
 
     rows: uint32 (n,) record rows. keys, parents: uint8 (n, 16). checksums: uint64 (n,).
-    depths: uint32 (n,), tokens before the page. created: seconds, the cache's clock.
+    depths: uint32 (n,), tokens before the page. tenants: uint16 (n,), whose page it is
+    (`quotas.tenant_number`); None: nobody's. created: seconds, the cache's clock.
     epochs, sizes: uint32 (n,), of the segment of L2 that is written to or that the order is about:
     which use of it is meant, and how many slots that use has (`SegmentPool.uses`).
     An order about empty slots sets `source`, and `epochs` and `sizes` in L2.
@@ -76,6 +77,7 @@ class Move:
     page_bytes: int
     slot_bytes: int
     created: float
+    tenants: NDArray[np.uint16] | None = None
 
     def __len__(self) -> int:
         return len(self.source)

@@ -117,10 +117,11 @@ class Shaping:
         depths: NDArray[np.uint32],
         checksums: U64,
         slots: NDArray[np.uint32],
+        tenants: NDArray[np.uint16] | None = None,
     ) -> NDArray[np.bool_]:
         """Pages found in L2 at start, oldest first; before any client. True: taken in."""
         size = self.geometry.page_bytes
-        taken = adoption.adopt(self.shelves, size, keys, parents, depths, checksums, slots)
+        taken = adoption.adopt(self.shelves, size, keys, parents, depths, checksums, slots, tenants)
         self.shelves.quotas.count_all()
         return taken
 

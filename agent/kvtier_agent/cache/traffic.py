@@ -339,6 +339,7 @@ class Traffic:
                     parents=as_bytes_keys(table.parent[real]),
                     checksums=table.checksum[real],
                     depths=table.depth[real],
+                    tenants=table.tenant[real],
                     epochs=epochs[part],
                     sizes=sizes[part],
                     page_bytes=geometry.page_bytes,

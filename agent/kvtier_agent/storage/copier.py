@@ -60,7 +60,7 @@ class Copier:
             cancelled = Outcome.uniform(move, MoveStatus.CANCELLED)
             return cancelled.status, "there is no NVMe tier"
         uses = (move.epochs, move.sizes)
-        stamp = PageStamp(move.keys, move.parents, move.depths, move.checksums)
+        stamp = PageStamp(move.keys, move.parents, move.depths, move.checksums, move.tenants)
         if kind is MoveKind.WRITE:
             return l2.write(move.target, stamp, self.l1.rows(move.slot_bytes), move.source, uses)
         if kind is MoveKind.COMPACT:

@@ -222,7 +222,12 @@ class Core:
         if found is None or self._l2 is None:
             return
         taken = self.cache.adopt(
-            found.keys, found.parents, found.depths, found.checksums, found.slots
+            found.keys,
+            found.parents,
+            found.depths,
+            found.checksums,
+            found.slots,
+            found.tenants,
         )
         recovery.keep_only(self._l2, found.slots[taken])
 

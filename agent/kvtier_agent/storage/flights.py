@@ -132,7 +132,7 @@ class Flights:
 
     def _plan_write(self, flight: Flight, patient: bool) -> bool:
         l2, move = flight.l2, flight.move
-        stamp = PageStamp(move.keys, move.parents, move.depths, move.checksums)
+        stamp = PageStamp(move.keys, move.parents, move.depths, move.checksums, move.tenants)
         arena, uses = self._arena.rows(move.slot_bytes), (move.epochs, move.sizes)
         headers = flight.tray.headers
         writing = PageWrite(l2, move.target, stamp, arena, move.source, uses, headers)

@@ -46,7 +46,8 @@ class EventKind(IntEnum):
 EVENT = np.dtype(
     [
         ("kind", "u1"),
-        ("reserved", "u1", 3),
+        ("reserved", "u1"),
+        ("tenant", "<u2"),  # 0 where nobody is known, and in what earlier versions wrote
         ("slot", "<u4"),
         ("generation", "<u4"),
         ("depth", "<u4"),
@@ -195,6 +196,8 @@ def puts(
     events["parent"] = stamp.parents
     events["depth"] = stamp.depths
     events["checksum"] = stamp.checksums
+    if stamp.tenants is not None:
+        events["tenant"] = stamp.tenants
     events["sequence"] = np.arange(sequence, sequence + len(slots), dtype=np.uint64)
     return events
 

@@ -54,6 +54,7 @@ class Found:
     depths: NDArray[np.uint32]
     checksums: NDArray[np.uint64]
     slots: Slots
+    tenants: NDArray[np.uint16]
 
     def only(self, which: NDArray[np.bool_]) -> Found:
         """Some of them."""
@@ -63,6 +64,7 @@ class Found:
             self.depths[which],
             self.checksums[which],
             self.slots[which],
+            self.tenants[which],
         )
 
 
@@ -72,6 +74,7 @@ NOTHING = Found(
     np.empty(0, dtype=np.uint32),
     np.empty(0, dtype=np.uint64),
     np.empty(0, dtype=np.uint32),
+    np.empty(0, dtype=np.uint16),
 )
 
 
@@ -134,6 +137,7 @@ def _recover(l2: L2, live: Live) -> Found:
         found["depth"].copy(),
         found["checksum"].copy(),
         l2.journals.found,
+        found["tenant"].copy(),
     )
 
 

@@ -62,17 +62,23 @@ def segment_name(number: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class PageStamp:
-    """What the header of each page of a batch says. Arrays of length n."""
+    """What header and journal say of each page of a batch. Arrays of length n; `tenants`, for the
+    journal alone: whose page it is, None for nobody."""
 
     keys: NDArray[np.uint8]
     parents: NDArray[np.uint8]
     depths: NDArray[np.uint32]
     checksums: NDArray[np.uint64]
+    tenants: NDArray[np.uint16] | None = None
 
-    def some(self, which: NDArray[Any]) -> PageStamp:
+    def some(self, which: NDArray[Any] | slice) -> PageStamp:
         """Of some of the pages."""
         return PageStamp(
-            self.keys[which], self.parents[which], self.depths[which], self.checksums[which]
+            self.keys[which],
+            self.parents[which],
+            self.depths[which],
+            self.checksums[which],
+            None if self.tenants is None else self.tenants[which],
         )
 
 
