@@ -27,6 +27,17 @@ def test_the_published_vectors_hold():
         assert [bytes(key).hex() for key in named] == case["digest_keys"]
 
 
+def test_the_published_masks_of_ranks_hold():
+    masks = json.loads(VECTORS.read_text())["rank_masks"]
+    assert len(masks) == 4
+    for case in masks:
+        assert identity.rank_mask(case["rank"], case["tp"]).hex() == case["mask"]
+    data = b"T" + (4).to_bytes(4, "little") + (8).to_bytes(4, "little")
+    data += (4).to_bytes(4, "little") + (7).to_bytes(4, "little")
+    by_hand = blake2b(data, digest_size=16, person=b"kvtier-page-1").hexdigest()
+    assert masks[-1] == {"tp": 8, "rank": 7, "mask": by_hand}
+
+
 def test_a_vector_computed_by_hand():
     """The framing as written down, without our own helper."""
     parent = bytes(range(16))
