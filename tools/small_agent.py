@@ -17,6 +17,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import structlog
 from kvtier_agent.cache.settings import Behaviour, Budgets, CacheSettings
 from kvtier_agent.server.http import HttpServer
 from kvtier_agent.server.loop import CacheLoop
@@ -126,6 +127,7 @@ class SmallAgent:
 
 
 def main() -> None:
+    structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
     settings = json.loads(sys.argv[1])
     folder = Path(settings.pop("folder"))
     throttle = settings.pop("throttle", None)
