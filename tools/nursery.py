@@ -1,9 +1,9 @@
 """Clients to be killed: made from a process that can fork, held by `Nursery`.
 
 The program: each line on standard input forks a client, its pid is the answer. ``put SEED``:
-reserves pages and fills them slowly, for ever. ``load SEED``: loads pages and holds them, copying,
-for ever. ``both SEED``: one after the other. A client is in the middle of it when its pid is
-written.
+reserves pages and fills them slowly, for ever. ``load SEED``: pins pages, loads them and holds
+them, copying, for ever. ``both SEED``: one after the other. A client is in the middle of it when
+its pid is written.
 """
 
 from __future__ import annotations
@@ -68,6 +68,7 @@ def put(client: Client, rng: np.random.Generator) -> None:
 
 def load(client: Client, keys: np.ndarray) -> None:
     out = np.zeros((len(keys), client.page_bytes), np.uint8)
+    client.pin(keys[::2])
     with client.load(keys, deadline_milliseconds=200) as lease:
         lease.copy_to(out)
         time.sleep(0.005)

@@ -1,4 +1,5 @@
-"""Clients that are killed in the middle of a put or a load: no slot, lease or byte stays taken."""
+"""Clients that are killed in the middle of a put or a load: no slot, lease, pin or byte stays
+taken."""
 
 from __future__ import annotations
 
@@ -29,6 +30,7 @@ def at_rest(stats: dict[str, Any], clients: int) -> bool:
         and stats["leases"] == 0
         and stats["reservations"] == 0
         and stats["pinned_pages"] == 0
+        and stats["client_pins"] == 0
         and stats["pending_loads"] == 0
         and all(
             not tier["moving_pages"]
