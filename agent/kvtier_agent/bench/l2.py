@@ -2,10 +2,11 @@
 
 *read*: clients load pages that are on the drive alone, a batch at a time, so that `depth` pages
 are asked for at any moment, and check each page where it landed, in the arena that they map.
-*write*: a client puts new pages, two depths ahead of the drive, into a full DRAM tier; what
-counts is what the agent wrote to the drive in that time. Baseline: fio with io_uring in its best
-setting, at the same depth and unit, on a file of the same size on the same file system that was
-laid out before. `cpu_seconds_per_gb` is of the agent and the clients together, checksums included.
+*write*: a client puts new pages, a depth in each call, while a depth waits at the drive, into a
+full DRAM tier; what counts is what the agent wrote to the drive in that time. Baseline: fio with
+io_uring in its best setting, at the same depth and unit, on a file of the same size on the same
+file system that was laid out before. `cpu_seconds_per_gb` is of the agent and the clients together,
+checksums included.
 """
 
 from __future__ import annotations
@@ -35,9 +36,7 @@ LOAD_MILLISECONDS: Final = 10_000
 SETTLE_SECONDS: Final = 60.0
 """How long the agent may take to write what was put."""
 FIO_SECONDS: Final = 600.0
-AHEAD_DEPTHS: Final = 2
-"""Writes that wait at the drive while new pages are put: enough that it never waits for us."""
-PACE_SECONDS: Final = 0.004
+PACE_SECONDS: Final = 0.002
 DRAM_DEPTHS: Final = 8
 """DRAM holds this many times what is in flight, or an eighth of a round's pages: at most half of it
 may be on its way to the drive, and that is to be more than what waits there."""
@@ -67,7 +66,7 @@ def geometry(settings: L2Settings) -> Geometry:
 
 
 def batch_pages(settings: L2Settings) -> int:
-    """Pages of one call of one client."""
+    """Pages that one client asks for at a time."""
     return max(1, settings.depth // settings.clients)
 
 
@@ -122,9 +121,8 @@ class _Drive:
         self.cpu = 0.0
         self.moved = 0
         self._stand = stand
-        self._batch = batch_pages(settings)
         self._clients = [stand.client(f"bench-{i}") for i in range(settings.clients)]
-        self._source = touched(self._batch, settings.page_bytes)
+        self._source = touched(settings.depth, settings.page_bytes)
         self._numbers = count()
         self._on_drive: list[NDArray[np.uint8]] = []
 
@@ -138,7 +136,8 @@ class _Drive:
         lost = int((tiers == 255).sum())
         if lost:
             raise BenchError(f"{lost} of {len(tiers)} pages were not kept; use fewer --pages")
-        self._on_drive = batches
+        keys, size = np.concatenate(batches), batch_pages(self.settings)
+        self._on_drive = [keys[i : i + size] for i in range(0, len(keys), size)]
 
     def read(self) -> float:
         """GB/s of pages that came from the drive and were verified."""
@@ -146,7 +145,7 @@ class _Drive:
         seconds = self._in_threads(self._on_drive, self._load)
         moved = self._stats()["counters"]["read_bytes_l2"] - before
         self.moved += moved
-        wanted = len(self._on_drive) * self._source.nbytes
+        wanted = sum(map(len, self._on_drive)) * self.settings.page_bytes
         if moved < 0.9 * wanted:
             raise BenchError(
                 f"only {moved} of {wanted} bytes came from the drive; use more --pages"
@@ -171,11 +170,9 @@ class _Drive:
         self.cpu, self.moved = 0.0, 0
 
     def _batches(self, pages: int) -> list[NDArray[np.uint8]]:
-        """New keys, a batch each."""
-        return [
-            random_keys((4, next(self._numbers)), self._batch)
-            for _ in range(-(-pages // self._batch))
-        ]
+        """New keys, a depth of them in each batch."""
+        depth = self.settings.depth
+        return [random_keys((4, next(self._numbers)), depth) for _ in range(-(-pages // depth))]
 
     def _stats(self) -> dict[str, Any]:
         return self._clients[0].stats()
@@ -226,25 +223,19 @@ class _Drive:
     def _put_paced(self, batches: list[NDArray[np.uint8]]) -> None:
         """Put pages no faster than the drive takes them, so that none is pushed out unwritten."""
         client = self._clients[0]
-        ahead = AHEAD_DEPTHS * self.settings.depth * self.settings.page_bytes
-        end = time.monotonic() + SETTLE_SECONDS
-        for number, keys in enumerate(batches):
-            # Asking costs the agent time that would be charged to its writes: once a depth.
-            while number % self.settings.clients == 0 and (
-                client.stats()["write_queue_bytes"] > ahead
-            ):
+        ahead = self.settings.depth * self.settings.page_bytes
+        for keys in batches:
+            left = keys
+            end = time.monotonic() + SETTLE_SECONDS
+            while len(left):
+                if client.stats()["write_queue_bytes"] <= ahead:
+                    status = client.put(left, self._source[: len(left)])
+                    left = left[status.stored :]
+                    if not len(left):
+                        break
                 if time.monotonic() > end:
                     raise BenchError(f"the drive took nothing for {SETTLE_SECONDS:g} s")
                 time.sleep(PACE_SECONDS)
-            left = keys
-            while len(left):
-                status = client.put(left, self._source[: len(left)])
-                left = keys[len(keys) - len(left) + status.stored :]
-                if len(left):
-                    if time.monotonic() > end:
-                        raise BenchError("the agent takes no pages any more")
-                    time.sleep(PACE_SECONDS)
-            end = time.monotonic() + SETTLE_SECONDS
 
 
 class _Fio:

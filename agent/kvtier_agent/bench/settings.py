@@ -87,7 +87,9 @@ class L2Settings(BenchSettings):
     page_bytes: Bytes = _page(MIB)
     pages: int = _knob(1024, "Pages read and written in a round", unit="pages", ge=16, le=1 << 20)
     depth: int = _knob(32, "Pages in flight, over all clients", unit="pages", ge=1, le=256)
-    clients: int = _knob(4, "Clients that read and write at once", unit="clients", ge=1, le=64)
+    clients: int = _knob(
+        2, "Clients that read at once, an equal part of the depth each", unit="clients", ge=1, le=64
+    )
     volume: Path | None = _volume()
 
 

@@ -137,7 +137,7 @@ class CacheSettings:
     recently touched pages, 0 (never) to 90; the others are dropped. More: closer to strict LRU, at
     the cost of more bytes written; near 100 segments are full of what is to be moved, and little
     is gained by emptying one."""
-    move_bytes: int = 8 * MIB
+    move_bytes: int = 16 * MIB
     """A move carries at most this many bytes (at least one page)."""
     max_leases_per_client: int = 4096
     """Leases one client may hold at a time, 1 to 10^6; a load past it is a miss."""

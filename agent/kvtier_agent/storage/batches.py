@@ -21,6 +21,12 @@ def neighbours(
     if not indexes.size:
         return
     mine = slots[indexes].astype(np.int64)
+    first, last = int(mine[0]), int(mine[-1])
+    if last - first == int(indexes[-1]) - int(indexes[0]) == mine.size - 1 and (
+        first // per_segment == last // per_segment and (mine[1:] > mine[:-1]).all()
+    ):
+        yield indexes, *divmod(first, per_segment)  # one run, as most batches are
+        return
     cut = (np.diff(mine) != 1) | (np.diff(indexes) != 1) | (np.diff(mine // per_segment) != 0)
     for part in np.split(indexes, np.flatnonzero(cut) + 1):
         number, first = divmod(int(slots[part[0]]), per_segment)

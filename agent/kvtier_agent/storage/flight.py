@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvtier_agent.cache.moves import Move, MoveKind, MoveStatus
+from kvtier_agent.native import TRANSFER_COLUMNS
 from kvtier_agent.storage.drive_ring import DriveRing
 from kvtier_agent.storage.fileio import FileIO
 from kvtier_agent.storage.io_errors import name_of
@@ -18,8 +19,11 @@ from kvtier_agent.storage.page_write import PageWrite, Run
 from kvtier_agent.storage.segment import Segment, SegmentGoneError
 from kvtier_agent.storage.trays import Tray
 
-SENT_BACK = (errno.EINVAL, errno.EAGAIN, errno.EINTR, errno.ENOMEM, errno.EOPNOTSUPP)
+SENT_BACK = (-errno.EINVAL, -errno.EAGAIN, -errno.EINTR, -errno.ENOMEM, -errno.EOPNOTSUPP)
 """Errors of io_uring, or of O_DIRECT, rather than of the drive: a call tries the same again."""
+
+FILE = TRANSFER_COLUMNS.index("file")
+FILE_OFFSET = TRANSFER_COLUMNS.index("file_offset")
 
 Where = NDArray[np.intp]
 
@@ -29,8 +33,8 @@ class Flight:
     have not ended; `seconds`: what the drive took."""
 
     __slots__ = (
-        "counted", "drives", "error", "files", "l2", "left", "move", "places", "results", "runs",
-        "seconds", "segments", "started", "status", "tray", "tried", "writing",
+        "counted", "drives", "error", "l2", "left", "move", "results", "rows", "runs", "seconds",
+         "segments", "started", "status", "tray", "tried", "writing",
     )  # fmt: skip
 
     def __init__(self, move: Move, l2: L2, tray: Tray, started: float) -> None:
@@ -40,9 +44,8 @@ class Flight:
         self.error = ""
         self.results = np.zeros(count, dtype=np.int64)
         self.tried = np.zeros(count, dtype=bool)
-        self.files = np.zeros(count, dtype=np.uint64)
-        self.places = np.zeros(count, dtype=np.uint64)
-        """Slots in their segments."""
+        self.rows = tray.rows[:count]
+        """Of `native.TRANSFER_COLUMNS`."""
         self.segments: list[tuple[Where, Segment, int]] = []
         """In use until the end; from which of their slots on the pages lie."""
         self.drives: list[DriveRing] = []
@@ -59,9 +62,14 @@ class Flight:
         drive's ring knows it."""
         self.segments.append((where, segment, first))
         self.drives.append(drive)
-        self.tried[where] = True
-        self.files[where] = file
-        self.places[where] = np.arange(first, first + where.size, dtype=np.uint64)
+        # A run of neighbours is one of the batch as well.
+        here = slice(int(where[0]), int(where[0]) + where.size)
+        self.tried[here] = True
+        stride = self.l2.stride
+        self.rows[here, FILE] = file
+        self.rows[here, FILE_OFFSET] = np.arange(
+            first * stride, (first + where.size) * stride, stride, dtype=np.uint64
+        )
 
     def by_drive(self) -> list[tuple[DriveRing, Where]]:
         """Which pages go to which drive."""
@@ -84,8 +92,7 @@ class Flight:
     @property
     def light(self) -> bool:
         """Can it be finished without waiting for a drive?"""
-        reads = self.move.kind is MoveKind.READ
-        return reads and not np.isin(-self.results[self.results < 0], SENT_BACK).any()
+        return self.move.kind is MoveKind.READ and not self._sent_back().any()
 
     def leave(self) -> None:
         """Its segments may be closed."""
@@ -99,9 +106,14 @@ class Flight:
             return self._landed(arena, io)
         return self._written(io)
 
+    def _sent_back(self) -> NDArray[np.bool_]:
+        """Transfers that a call is to try again."""
+        failed = self.results < 0
+        return np.isin(self.results, SENT_BACK) if failed.any() else failed
+
     def _repeat(self, arena: NDArray[np.uint8]) -> None:
         """What the ring sent back, page by page by calls."""
-        back = self.tried & np.isin(-self.results, SENT_BACK)
+        back = self._sent_back()
         if not back.any():
             return
         reads = self.move.kind is MoveKind.READ

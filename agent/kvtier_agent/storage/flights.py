@@ -40,7 +40,7 @@ from kvtier_agent.storage.flight import Flight
 from kvtier_agent.storage.l2 import L2
 from kvtier_agent.storage.page_write import PageWrite
 from kvtier_agent.storage.rings import Rings
-from kvtier_agent.storage.segment import HEADER_BYTES, PageStamp, Segment, SegmentGoneError
+from kvtier_agent.storage.segment import PageStamp, Segment, SegmentGoneError
 from kvtier_agent.storage.settings import CoreSettings
 from kvtier_agent.storage.trays import Trays
 from kvtier_agent.storage.volume import Volume
@@ -49,8 +49,12 @@ from kvtier_agent.supervise import Heart
 HANG_SECONDS = 30.0
 """A drive that ends none of its transfers for so long hangs."""
 BEAT_SECONDS = 0.5
+AT_ONCE = 2
+"""Reads that the loop verifies itself; when more of them ended together, others do the rest."""
 PAGE_BITS = np.uint64(24)
 """Of a tag, for the page's number in its batch; the rest names the batch."""
+
+OPERATION, OFFSET, TAG = (TRANSFER_COLUMNS.index(c) for c in ("operation", "offset", "tag"))
 
 log = structlog.get_logger("kvtier.storage.ring")
 
@@ -103,7 +107,7 @@ class Flights:
         if self._closed or l2 is None or move.kind not in (MoveKind.READ, MoveKind.WRITE):
             return False
         reads = move.kind is MoveKind.READ
-        tray = self._trays.take(l2.slot_bytes, len(move), last=reads)
+        tray = self._trays.take(l2.geometry, len(move), last=reads)
         if tray is None:
             return False
         flight = Flight(move, l2, tray, self._clock())
@@ -172,21 +176,15 @@ class Flights:
         move = flight.move
         memory = move.target if move.kind is MoveKind.READ else move.source
         count = len(move)
-        rows = np.empty((count, len(TRANSFER_COLUMNS)), dtype=np.uint64)
-        numbers = np.arange(count, dtype=np.uint64)
-        rows[:, 0] = READ if move.kind is MoveKind.READ else WRITE
-        rows[:, 1] = flight.files
-        rows[:, 2] = flight.places * np.uint64(flight.l2.stride)
-        rows[:, 3] = memory.astype(np.uint64) * np.uint64(move.slot_bytes)
-        rows[:, 4] = move.slot_bytes
-        rows[:, 5] = numbers * np.uint64(HEADER_BYTES) + np.uint64(flight.tray.offset)
-        rows[:, 6] = HEADER_BYTES
+        rows, numbers = flight.rows, np.arange(count, dtype=np.uint64)
+        rows[:, OPERATION] = READ if move.kind is MoveKind.READ else WRITE
+        np.multiply(memory, np.uint64(move.slot_bytes), out=rows[:, OFFSET])
         with self._lock:
             number, self._next = self._next, self._next + 1
             flight.left = int(flight.tried.sum())
             if flight.left:
                 self._flights[number] = flight
-        rows[:, 7] = (np.uint64(number) << PAGE_BITS) | numbers
+        np.add(numbers, np.uint64(number) << PAGE_BITS, out=rows[:, TAG])
         if not flight.left:
             self._finish(flight)
             return
@@ -217,14 +215,14 @@ class Flights:
         over: list[Flight] = []
         for drive in self._rings.wait(longest_seconds):
             over += self._collect(drive)
-        mine: Flight | None = None
+        mine: list[Flight] = []
         for flight in over:
-            if mine is None and flight.light:
-                mine = flight
+            if len(mine) < AT_ONCE and flight.light:
+                mine.append(flight)
             else:
                 self.later(functools.partial(self._finish, flight), waits=not flight.light)
-        if mine is not None:
-            self._finish(mine)
+        for flight in mine:
+            self._finish(flight)
         now = self._clock()
         if now >= self._next_look:
             self._next_look = now + 1.0

@@ -78,10 +78,11 @@ class PageWrite:
             use = None if uses is None else (int(uses[0][where[0]]), int(uses[1][where[0]]))
             try:
                 with l2.lock:
-                    before = l2.segment_bytes
+                    before = l2.segments.get(number)
+                    had = 0 if before is None else before[0].allocated
                     segment = l2.placement.room_for(number, first, len(where), use)
                     held = l2.segments.get(number)
-                    grew = l2.segment_bytes > before
+                    grew = before is None or before[0] is not segment or segment.allocated > had
             except OSError as error:
                 self._fail(where, error)
                 continue
@@ -96,26 +97,28 @@ class PageWrite:
     ) -> None:
         """The drive has answered for a run. `failed`: which of its pages had the error (None: all
         of them)."""
-        written = run.where
-        if error is not None:
-            bad = run.where if failed is None else run.where[failed]
-            self._l2.refused(run.number, error)
-            self._fail(bad, error)
-            written = np.setdiff1d(run.where, bad)
+        if error is None:
+            self._keep(run, run.where)
+            return
+        bad = run.where if failed is None else run.where[failed]
+        self._l2.refused(run.number, error)
+        self._fail(bad, error)
+        written = np.setdiff1d(run.where, bad)
         for part in np.split(written, np.flatnonzero(np.diff(written) != 1) + 1):
             if part.size:
                 self._keep(run, part)
 
     def _keep(self, run: Run, where: NDArray[np.intp]) -> None:
         """The bytes of these neighbours are in their slots."""
-        l2, stamp = self._l2, self._stamp.some(where)
+        l2, here = self._l2, slice(int(where[0]), int(where[0]) + where.size)
+        stamp = self._stamp.some(here)
         try:
             if l2.durability == "sync":
                 l2.make_last(run.segment)
             held = l2.segments.get(run.number)
             if held is None:
                 raise SegmentGoneError(errno.ENOENT, "the segment is gone")
-            l2.journals.stored(held[1], self._slots[where], stamp, self._sequence + int(where[0]))
+            l2.journals.stored(held[1], self._slots[here], stamp, self._sequence + here.start)
             l2.placement.took(held[1], grew=run.grew)
         except OSError as error:
             l2.refused(run.number, error)

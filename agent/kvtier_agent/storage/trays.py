@@ -6,6 +6,11 @@ import mmap
 import threading
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
+
+from kvtier_agent.cache.geometry import Geometry
+from kvtier_agent.native import TRANSFER_COLUMNS
 from kvtier_agent.storage.segment import HEADER_BYTES, HeaderBlock
 
 TRAYS_BYTES = 64 << 20
@@ -18,10 +23,11 @@ FOR_READS = 4
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Tray:
-    """`offset` of its first header in `Trays.memory`; `cut`: which cut of it this belongs to."""
+    """`rows`: a transfer for each page, uint64 of `native.TRANSFER_COLUMNS`, with what is the same
+    for every batch; `cut`: which cut of the memory this belongs to."""
 
-    offset: int
     headers: HeaderBlock
+    rows: NDArray[np.uint64]
     cut: int
 
 
@@ -33,20 +39,24 @@ class Trays:
         self.memory = mmap.mmap(-1, TRAYS_BYTES)
         self._move_bytes = move_bytes
         self._lock = threading.Lock()
-        self._slot_bytes = 0
+        self._page_bytes = 0
         self._pages = 0
         self._count = 0
         self._cut = 0
         self._free: list[Tray] = []
 
-    def take(self, slot_bytes: int, pages: int, *, last: bool) -> Tray | None:
+    def take(self, geometry: Geometry, pages: int, *, last: bool) -> Tray | None:
         """A tray for a batch of so many pages. `last`: the last ones may be taken too. None: there
         is none, or none is large enough."""
         with self._lock:
-            if slot_bytes != self._slot_bytes and len(self._free) == self._count:
-                self._cut_up(slot_bytes)
+            if geometry.page_bytes != self._page_bytes and len(self._free) == self._count:
+                self._cut_up(geometry)
             kept = 0 if last else self._count // FOR_READS
-            if slot_bytes != self._slot_bytes or pages > self._pages or len(self._free) <= kept:
+            if (
+                geometry.page_bytes != self._page_bytes
+                or pages > self._pages
+                or len(self._free) <= kept
+            ):
                 return None
             return self._free.pop()
 
@@ -56,14 +66,21 @@ class Trays:
             if tray.cut == self._cut:
                 self._free.append(tray)
 
-    def _cut_up(self, slot_bytes: int) -> None:
+    def _cut_up(self, geometry: Geometry) -> None:
         most = TRAYS_BYTES // HEADER_BYTES // LEAST_TRAYS
-        self._pages = min(most, max(1, self._move_bytes // slot_bytes))
+        self._pages = min(most, max(1, self._move_bytes // geometry.page_bytes))
         size = self._pages * HEADER_BYTES
         self._count = min(MOST_TRAYS, TRAYS_BYTES // size)
-        self._slot_bytes = slot_bytes
+        self._page_bytes = geometry.page_bytes
         self._cut += 1
         self._free = [
-            Tray(i * size, HeaderBlock(self._pages, self.memory, i * size), self._cut)
-            for i in reversed(range(self._count))
+            self._tray(i * size, geometry.slot_bytes) for i in reversed(range(self._count))
         ]
+
+    def _tray(self, offset: int, slot_bytes: int) -> Tray:
+        rows = np.zeros((self._pages, len(TRANSFER_COLUMNS)), dtype=np.uint64)
+        columns = dict(zip(TRANSFER_COLUMNS, rows.T, strict=True))
+        columns["length"][:] = slot_bytes
+        columns["header_offset"][:] = offset + np.arange(self._pages) * HEADER_BYTES
+        columns["header_length"][:] = HEADER_BYTES
+        return Tray(HeaderBlock(self._pages, self.memory, offset), rows, self._cut)
