@@ -48,7 +48,7 @@ class Tally:
     questions: int = 0
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class _Question:
     pages: int
     page_tokens: int
@@ -71,7 +71,7 @@ class _Question:
         return full if pages < self.pages else full - self.page_tokens + self.last_tokens
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class _Lease:
     question: _Question
     tiers: NDArray[np.uint8]

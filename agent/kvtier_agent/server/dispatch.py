@@ -109,10 +109,13 @@ class Dispatcher:
                 return self.sessions.of(identity)  # None where its lifeline ended first
             session = self._known(identity)
             self._core.cache.pins.heard(now, session.number)
-            with self._tracing.span(
-                type(request).__name__, {"kvtier.domain": self._name, "kvtier.client": session.name}
-            ):
-                self._handlers[type(request)](now, session, request, frames)
+            kind = type(request)
+            if not self._tracing.enabled:
+                self._handlers[kind](now, session, request, frames)
+                return None
+            about = {"kvtier.domain": self._name, "kvtier.client": session.name}
+            with self._tracing.span(kind.__name__, about):
+                self._handlers[kind](now, session, request, frames)
         except p.MalformedError as error:
             self._refuse(now, identity, _number(frames), p.Code.MALFORMED, str(error))
         except RefusedRequestError as error:

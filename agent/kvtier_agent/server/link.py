@@ -20,18 +20,17 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-import zmq
 from numpy.typing import NDArray
 
 from kvtier_agent.cache.geometry import Geometry
 from kvtier_agent.cache.results import CommitStatus
 from kvtier_agent.server import protocol as p
 from kvtier_agent.server.answers import ClientCounters, Stored
+from kvtier_agent.server.asking import BROKEN, Asking
 from kvtier_agent.server.connection import (
     AgentError,
     AgentGoneError,
@@ -39,7 +38,7 @@ from kvtier_agent.server.connection import (
     Connection,
     RefusedError,
 )
-from kvtier_agent.server.turns import Turns
+from kvtier_agent.server.turns import Turn, Turns
 
 KEEPER_SECONDS: Final = 0.2
 """How often the background thread looks for late answers and for a lost agent."""
@@ -53,10 +52,6 @@ MOST_SILENT: Final = 3
 FIRST_REST_SECONDS: Final = 0.5
 """Doubles with every further call that is not answered."""
 LAST_REST_SECONDS: Final = 8.0
-
-BROKEN: Final = (p.MalformedError, zmq.ZMQError, OSError)
-"""What else can go wrong on a connection (out of descriptors, an answer that makes no sense): the
-same to a caller as an agent that is gone, and no reason to stop looking for one."""
 
 
 class _Held:
@@ -169,7 +164,7 @@ class Link:
                 connection.close()
                 return
             held.connection = connection
-            self._answered()
+            self.answered()
             self.counters.connects += 1
 
     def _drop(self) -> None:
@@ -189,7 +184,7 @@ class Link:
                 counters.refusals += 1
                 counters.by_code[error.code] = counters.by_code.get(error.code, 0) + 1
 
-    def _answered(self) -> None:
+    def answered(self) -> None:
         self._silent = 0
         self._rest_until = 0.0
 
@@ -199,52 +194,51 @@ class Link:
             rest = FIRST_REST_SECONDS * 2 ** min(self._silent - MOST_SILENT, 10)
             self._rest_until = time.monotonic() + min(rest, LAST_REST_SECONDS)
 
-    def _resting(self, anyway: bool) -> bool:
+    def resting(self, anyway: bool) -> bool:
         return not anyway and not self._raise and time.monotonic() < self._rest_until
 
-    @contextlib.contextmanager
-    def asking(
-        self, seconds: float, *, anyway: bool = False
-    ) -> Iterator[tuple[Connection | None, float]]:
+    def asking(self, seconds: float, *, anyway: bool = False) -> Asking:
         """The connection for one call that has ``seconds``, and how many of them are left of the
         wait for its turn; an ``AgentError`` inside becomes the caller's fallback. ``anyway``: also
         while the link rests."""
-        end = time.monotonic() + seconds
-        # Without an agent, or at rest, there is nothing to wait for: then in the turn of another.
-        patience = 0.0 if self.here() is None or self._resting(anyway) else seconds
-        with self._held.turns.turn(patience) as mine:
-            connection = self.connection if mine and not self._resting(anyway) else None
-            if patience and not mine:
-                late = AgentTimeoutError(
-                    f"other calls of this client took all of its {seconds:g} s"
-                )
-                self._note(late)
-                if self._raise:
-                    raise late
-            elif connection is None and self._raise:
-                raise AgentGoneError(self.counters.last_error or "no agent")
-            left = max(0.0, end - time.monotonic())
-            try:
-                yield connection, left
-                if connection is not None:
-                    self._answered()
-            except (AgentError, *BROKEN) as error:
-                problem = error if isinstance(error, AgentError) else AgentGoneError(str(error))
-                self._note(problem)
-                # One that had hardly any time left after the others' turns tells nothing.
-                if isinstance(problem, AgentTimeoutError) and left > seconds / 2:
-                    self._unanswered()
-                lost = isinstance(problem, AgentGoneError) or (
-                    isinstance(problem, RefusedError)
-                    and problem.code in (p.Code.UNKNOWN_CLIENT, p.Code.STALE_BOOT)
-                )
-                if lost and self.connection is connection:
-                    self._drop()
-                if self._raise:
-                    raise problem from None
-            finally:
-                if mine and self._held.closing.is_set():
-                    self._held.part()  # `close` could not wait for this call
+        return Asking(self, seconds, anyway)
+
+    def turn(self, seconds: float) -> Turn:
+        """The turn of one call; see ``Turns``."""
+        return self._held.turns.turn(seconds)
+
+    def part_if_closing(self) -> None:
+        """At the end of a call that ``close`` could not wait for. In the turn."""
+        if self._held.closing.is_set():
+            self._held.part()
+
+    def without(self, seconds: float, *, late: bool) -> None:
+        """A call has no connection; ``late``: its turn did not come. Raises, as ``failed``."""
+        if late:
+            error = AgentTimeoutError(f"other calls of this client took all of its {seconds:g} s")
+            self._note(error)
+            if self._raise:
+                raise error
+        elif self._raise:
+            raise AgentGoneError(self.counters.last_error or "no agent")
+
+    def failed(
+        self, error: Exception, connection: Connection | None, left: float, seconds: float
+    ) -> None:
+        """A call came to nothing. Raises what it is to its caller, where that wants errors."""
+        problem = error if isinstance(error, AgentError) else AgentGoneError(str(error))
+        self._note(problem)
+        # One that had hardly any time left after the others' turns tells nothing.
+        if isinstance(problem, AgentTimeoutError) and left > seconds / 2:
+            self._unanswered()
+        lost = isinstance(problem, AgentGoneError) or (
+            isinstance(problem, RefusedError)
+            and problem.code in (p.Code.UNKNOWN_CLIENT, p.Code.STALE_BOOT)
+        )
+        if lost and self.connection is connection:
+            self._drop()
+        if self._raise:
+            raise problem from None
 
     def look(self, backoff: float) -> tuple[float, float]:
         """The keeper's turn: notice a lost agent, take late answers in, find a new agent. Seconds
@@ -268,7 +262,7 @@ class Link:
                 self._note(AgentGoneError("the agent is gone"))
                 self._drop()
             elif connection.late_answers > before:
-                self._answered()
+                self.answered()
             if self.connection is connection:
                 connection.keep_pins()
 
