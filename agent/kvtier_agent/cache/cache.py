@@ -32,7 +32,7 @@ from kvtier_agent.cache.pins import Pins
 from kvtier_agent.cache.pressure import Level
 from kvtier_agent.cache.puts import Puts
 from kvtier_agent.cache.quotas import NOBODY
-from kvtier_agent.cache.record import NO_ROW, TIER_OF_STATE, Rows, State
+from kvtier_agent.cache.record import TIER_OF_STATE, Rows, State, as_u64_pairs
 from kvtier_agent.cache.results import (
     MISS,
     U8,
@@ -102,13 +102,7 @@ class Cache(Shaping):
 
     def lookup(self, keys: KeyArray) -> LookupResult:
         """Where each page is. No side effects."""
-        rows = self.table.lookup(keys)
-        there = rows != NO_ROW
-        if there.all():
-            tiers = TIER_OF_STATE[self.table.state[rows]]
-        else:
-            tiers = np.full(len(rows), MISS, dtype=np.uint8)
-            tiers[there] = TIER_OF_STATE[self.table.state[rows[there]]]
+        tiers: U8 = TIER_OF_STATE.take(self.table.states(as_u64_pairs(keys)))
         return LookupResult(tiers, prefix_of(tiers))
 
     def lookup_whole(self, keys: KeyArray) -> LookupResult:
@@ -278,6 +272,10 @@ class Cache(Shaping):
         return int(idle.sum())
 
     # -- moving -----------------------------------------------------------------------------
+
+    def make_room(self) -> None:
+        """What the next put will want is made room for, while nobody waits."""
+        self.traffic.make_room(self._now)
 
     def take_moves(self) -> list[Move]:
         """Moves decided since the last call. The caller must execute or cancel every one."""

@@ -24,6 +24,7 @@ from kvtier_agent.cache.record import (
 from kvtier_agent.cache.results import MISS, Ticket
 from kvtier_agent.cache.shelves import Shelves
 from kvtier_agent.cache.traffic import Traffic
+from kvtier_agent.cache.words import has_repeats
 from kvtier_agent.cache.worth import Worth
 
 
@@ -53,15 +54,14 @@ class Loads:
         if self.book.of_client(client) >= self.worth.settings.max_leases_per_client:
             found = 0
         rows = rows[:found]
-        if found:
+        if has_repeats(rows):  # no chain has the same page twice
             _, firsts = np.unique(rows, return_index=True)
-            if firsts.size < found:  # no chain has the same page twice
-                found = int(np.delete(np.arange(found), firsts)[0])
-                rows = rows[:found]
+            found = int(np.delete(np.arange(found), firsts)[0])
+            rows = rows[:found]
         state = table.state[rows]
         # Pin first: making room for what comes from L2 must not push out what is already here.
         table.pins[rows] += np.uint32(1)
-        down = np.flatnonzero(state == State.IN2)
+        down = np.flatnonzero(state == int(State.IN2))
         if down.size:
             read = self.traffic.read(now, rows[down])
             if read.size < down.size:
@@ -75,7 +75,9 @@ class Loads:
         lease.tier[:found] = TIER_OF_STATE[state]
         lease.checksum[:found] = table.checksum[rows]
         self._point(lease, np.arange(found), rows, state)
-        for index in np.flatnonzero((state == State.IN2) | (state == State.UP21)).tolist():
+        for index in np.flatnonzero(
+            (state == int(State.IN2)) | (state == int(State.UP21))
+        ).tolist():
             self.book.wait_for(lease, index, int(rows[index]))
         if not lease.waiting:
             self._count(lease)

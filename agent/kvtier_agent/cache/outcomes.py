@@ -130,8 +130,8 @@ class Outcomes:
         bad = rows[(status == MoveStatus.BAD_PAGE) & ~doomed]
         shelves.counters.quarantined_pages += bad.size
         shelves.doom(bad)
-        shelves.bury(rest[table.state[rest] == State.IN1])
-        alive = rest[(table.state[rest] == State.IN1) & ~table.has(rest, Flag.DOOMED)]
+        shelves.bury(rest[table.state[rest] == int(State.IN1)])
+        alive = rest[(table.state[rest] == int(State.IN1)) & ~table.has(rest, Flag.DOOMED)]
         shelves.stamp(alive)
 
     def _finish_read(self, now: float, rows: Rows, status: NDArray[np.uint8]) -> tuple[Rows, Rows]:

@@ -20,10 +20,9 @@ looks again.
 
 from __future__ import annotations
 
-import contextlib
 import mmap
 import os
-from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +73,22 @@ def _blank() -> NDArray[np.uint64]:
 
 _KEY_WORD = dict(RECORD.fields or {})["key"][1] // 8
 _BLANK = _blank()
+
+
+class _Changing:
+    """A class and no generator: half of the microseconds."""
+
+    __slots__ = ("_rows", "_seq")
+
+    def __init__(self, seq: NDArray[np.uint32], rows: Rows) -> None:
+        self._seq = seq
+        self._rows = rows
+
+    def __enter__(self) -> None:
+        self._seq[self._rows] += np.uint32(1)
+
+    def __exit__(self, *_: object) -> None:
+        self._seq[self._rows] += np.uint32(1)
 
 
 class PageTable(TableView):
@@ -204,7 +219,7 @@ class PageTable(TableView):
         # The next rows are those with the lowest numbers, the lowest last.
         rows = np.ascontiguousarray(self._take_rows(len(records))[::-1])
         check_transition(self.state[rows], state)
-        records["state"] = state
+        records["state"] = int(state)
         return self._insert(rows, as_words(records))
 
     @staticmethod
@@ -252,17 +267,12 @@ class PageTable(TableView):
         """Change state along the table of allowed transitions; StateError otherwise."""
         check_transition(self.state[rows], new)
         self.seq[rows] += np.uint32(1)
-        self.state[rows] = new
+        self.state[rows] = int(new)
         self.seq[rows] += np.uint32(1)
 
-    @contextlib.contextmanager
-    def changing(self, rows: Rows) -> Iterator[None]:
+    def changing(self, rows: Rows) -> AbstractContextManager[None]:
         """Seqlock around a change of several fields of `rows`."""
-        self.seq[rows] += np.uint32(1)
-        try:
-            yield
-        finally:
-            self.seq[rows] += np.uint32(1)
+        return _Changing(self.seq, rows)
 
     def vouch(self, rows: Rows, checksums: NDArray[np.uint64]) -> None:
         """What the bytes of these pages are, for good; key, parent, size and depth are set. Inside
@@ -271,18 +281,18 @@ class PageTable(TableView):
         self.seal[rows] = seals(_as_records(self._words[rows]))
 
     def has(self, rows: Rows, flag: Flag) -> NDArray[np.bool_]:
-        set_: NDArray[np.bool_] = (self.flags[rows] & np.uint8(flag)) != 0
+        set_: NDArray[np.bool_] = (self.flags[rows] & int(flag)) != 0
         return set_
 
     def raise_flag(self, rows: Rows, flag: Flag) -> None:
-        self.flags[rows] |= np.uint8(flag)
+        self.flags[rows] |= int(flag)
 
     def clear_flag(self, rows: Rows, flag: Flag) -> None:
         self.flags[rows] &= np.uint8(255 - flag)
 
     def live_rows(self) -> Rows:
         """All rows that hold a page or a reservation."""
-        return np.flatnonzero(self.state[: self.capacity] != State.FREE).astype(np.uint32)
+        return np.flatnonzero(self.state[: self.capacity] != int(State.FREE)).astype(np.uint32)
 
     def close(self, *, keep: bool = False) -> None:
         """Remove the file, or leave it to the next process (`keep`). Readers that mapped it keep

@@ -7,6 +7,8 @@ The record remembers the row of its parent, so that a later touch can walk up th
 
 from __future__ import annotations
 
+from typing import Final
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -20,7 +22,10 @@ from kvtier_agent.cache.results import MISS, U8, U64, CommitStatus, PutResult, P
 from kvtier_agent.cache.shelves import Shelves
 from kvtier_agent.cache.table_view import TableError
 from kvtier_agent.cache.traffic import Traffic
+from kvtier_agent.cache.words import has_repeats
 from kvtier_agent.cache.worth import Worth
+
+_NONE: Final[NDArray[np.float64]] = np.empty(0)
 
 
 class Puts:
@@ -48,7 +53,7 @@ class Puts:
     ) -> PutResult:
         """See `Cache.reserve`."""
         count = len(keys)
-        status = np.full(count, PutStatus.EXISTS, dtype=np.uint8)
+        status = np.full(count, int(PutStatus.EXISTS), dtype=np.uint8)
         if tenant != NOBODY:
             self.shelves.quotas.counting = True
         result = PutResult(
@@ -65,32 +70,31 @@ class Puts:
         rows = table.find(pairs)
         absent = rows == NO_ROW
         busy = np.zeros(count, dtype=bool)
-        busy[~absent] = table.state[rows[~absent]] == State.WRITING
-        status[busy] = PutStatus.BUSY
+        busy[~absent] = table.state[rows[~absent]] == int(State.WRITING)
+        status[busy] = int(PutStatus.BUSY)
         prefixes = self.shelves.frozen.numbers(frozen, keys)
         if prefixes is not None:
             held = ~absent & ~busy
             self.freeze(now, prefixes[held], rows[held])
         fresh = np.flatnonzero(absent)
         if fresh.size:
-            _, firsts = np.unique(pairs[fresh].view("V16").reshape(-1), return_index=True)
-            if firsts.size < fresh.size:  # the same key twice: only its first place counts
-                again = np.delete(fresh, firsts)
-                status[again] = PutStatus.BUSY
-                fresh = np.sort(fresh[firsts])
+            if has_repeats(pairs[fresh, 0]):  # perhaps whole keys are equal too
+                _, firsts = np.unique(pairs[fresh].view("V16").reshape(-1), return_index=True)
+                status[np.delete(fresh, firsts)] = int(PutStatus.BUSY)
+                fresh = np.sort(fresh[firsts])  # of the same key twice the first place counts
             chain = (as_u64_pairs(np.frombuffer(parent, dtype=np.uint8)), depth, partial_last)
             owner = (client, tenant)
             self._admit(now, owner, pairs, rows, fresh, chain, prefixes, result)
         counters = self.shelves.counters
-        counts = np.bincount(status, minlength=7)
-        counters.offered += int(counts[PutStatus.OFFERED])
-        counters.refused_value += int(counts[PutStatus.REFUSED_VALUE])
-        counters.refused_space += int(counts[PutStatus.REFUSED_SPACE])
-        counters.refused_busy += int(counts[PutStatus.BUSY])
-        counters.refused_closed += int(counts[PutStatus.REFUSED_CLOSED])
+        counts = np.bincount(status, minlength=7).tolist()
+        counters.offered += counts[PutStatus.OFFERED]
+        counters.refused_value += counts[PutStatus.REFUSED_VALUE]
+        counters.refused_space += counts[PutStatus.REFUSED_SPACE]
+        counters.refused_busy += counts[PutStatus.BUSY]
+        counters.refused_closed += counts[PutStatus.REFUSED_CLOSED]
         if counts[PutStatus.REFUSED_QUOTA]:
-            counters.refused_quota += int(counts[PutStatus.REFUSED_QUOTA])
-            self.shelves.quotas.refused(tenant, int(counts[PutStatus.REFUSED_QUOTA]))
+            counters.refused_quota += counts[PutStatus.REFUSED_QUOTA]
+            self.shelves.quotas.refused(tenant, counts[PutStatus.REFUSED_QUOTA])
         return result
 
     def _admit(
@@ -110,7 +114,7 @@ class Puts:
         parent, depth, partial_last = chain
         status, shelves, table, worth = result.status, self.shelves, self.shelves.table, self.worth
         if not self.worth.behaviour.admitting:
-            status[fresh] = PutStatus.REFUSED_CLOSED
+            status[fresh] = int(PutStatus.REFUSED_CLOSED)
             return
         page = self.worth.geometry.page_tokens
         depths = depth + page * fresh
@@ -123,9 +127,80 @@ class Puts:
                 mine_first = np.flatnonzero((own == number) & ~partial)
                 exempt[mine_first[: shelves.frozen.room(number)]] = True
         ancestor = rows[fresh[0] - 1] if fresh[0] else table.find(parent)[0]
+        density = _NONE
+        if prefixes is None and not partial[-1] and self._takes_all(tenant):
+            tier = np.ones(fresh.size, dtype=np.uint8)
+        else:
+            tier, density = self._weigh(now, tenant, ancestor, depths, exempt, partial)
+        slots = self._slots_for(now, tier)
+        status[fresh[tier == admission.VALUE]] = int(PutStatus.REFUSED_VALUE)
+        status[fresh[tier == admission.SPACE]] = int(PutStatus.REFUSED_SPACE)
+        status[fresh[tier == admission.QUOTA]] = int(PutStatus.REFUSED_QUOTA)
+        placed = np.flatnonzero(tier < admission.REFUSED)
+        if not placed.size:
+            return
+        where = fresh[placed]
+        records = table.blank_records(where.size)
+        records["key"], records["client"], records["last_access"] = pairs[where], client, now
+        records["size"], records["depth"] = worth.geometry.page_bytes, depths[placed]
+        records["tenant"] = tenant
+        records["parent"] = np.concatenate([parent, pairs[:-1]])[where]
+        records["flags"][partial[placed]] = int(Flag.PARTIAL)
+        levels = tier[placed]
+        for level, field in ((0, "l0_slot"), (1, "l1_slot")):
+            records[field] = np.where(levels == level, slots, NO_SLOT)
+        try:
+            mine = table.insert_records(records, State.WRITING)
+        except TableError:
+            for level in (0, 1):
+                shelves.pools[level].give(slots[levels == level])
+            status[where] = int(PutStatus.REFUSED_SPACE)
+            return
+        rows[where] = mine
+        before = np.concatenate([[NO_ROW], rows[:-1]]).astype(np.uint32)
+        if ancestor != NO_ROW and not fresh[0]:
+            before[0] = ancestor
+        table.parent_row[mine] = before[where]
+        if shelves.quotas.counting:
+            for level in (0, 1):
+                shelves.quotas.took(mine[levels == level], level)
+        if prefixes is not None:
+            own = np.where(partial[placed], 0, prefixes[where])
+            for number in np.unique(own[own > 0]).tolist():
+                shelves.frozen.add(number, mine[own == number], table)
+        if density.size:
+            self.recent.admitted(density[placed][(levels == 0) & ~exempt[placed]])
+        self.book.reserve(now, client, mine, shelves.stamp(mine))
+        status[where] = int(PutStatus.OFFERED)
+        result.tier[where] = levels
+        result.offset[where] = slots.astype(np.uint64) * np.uint64(self.worth.geometry.slot_bytes)
+
+    def _takes_all(self, tenant: int) -> bool:
+        """Do all ordinary pages of this tenant go to L1, whatever they are worth?"""
+        floors = self.worth.behaviour.threshold_microseconds_per_mib
+        shelves = self.shelves
+        return (
+            not floors[1]
+            and shelves.engine_shape
+            and shelves.pools[1].limit > 0
+            and tenant not in shelves.quotas.shares
+        )
+
+    def _weigh(
+        self,
+        now: float,
+        tenant: int,
+        ancestor: int,
+        depths: NDArray[np.intp],
+        exempt: NDArray[np.bool_],
+        partial: NDArray[np.bool_],
+    ) -> tuple[U8, NDArray[np.float64]]:
+        """Where `admission` puts pages at these depths, in prefix order, and their densities.
+        `ancestor`: the nearest page before them that is held, or NO_ROW."""
+        shelves, worth = self.shelves, self.worth
         chance = worth.prior
         if ancestor != NO_ROW:
-            chance = float(worth.probability(table, np.array([ancestor]))[0])
+            chance = float(worth.probability(shelves.table, np.array([ancestor]))[0])
         recompute = worth.recompute(depths)
         limits = [pool.limit > 0 for pool in shelves.pools]
         admits = [worth.admits(chance, recompute, tier) & limits[tier] for tier in (0, 1, 2)]
@@ -145,49 +220,7 @@ class Puts:
             tier[exempt & (tier == 1)] = admission.SPACE
         if tenant in shelves.quotas.shares:
             tier = self._within_quota(now, tenant, tier, admits[1] & ~partial, exempt)
-        tier = admission.close_holes(tier, exempt)
-        slots = self._slots_for(now, tier)
-        status[fresh[tier == admission.VALUE]] = PutStatus.REFUSED_VALUE
-        status[fresh[tier == admission.SPACE]] = PutStatus.REFUSED_SPACE
-        status[fresh[tier == admission.QUOTA]] = PutStatus.REFUSED_QUOTA
-        placed = np.flatnonzero(tier < admission.REFUSED)
-        if not placed.size:
-            return
-        where = fresh[placed]
-        try:
-            mine = table.insert(pairs[where].view(np.uint8))
-        except TableError:
-            for level in (0, 1):
-                shelves.pools[level].give(slots[tier[placed] == level])
-            status[where] = PutStatus.REFUSED_SPACE
-            return
-        rows[where] = mine
-        before = np.concatenate([[NO_ROW], rows[:-1]]).astype(np.uint32)
-        parents = np.concatenate([parent, pairs[:-1]])
-        if ancestor != NO_ROW and not fresh[0]:
-            before[0] = ancestor
-        with table.changing(mine):
-            table.parent[mine] = parents[where]
-            table.parent_row[mine] = before[where]
-            table.depth[mine] = depths[placed]
-            table.size[mine] = self.worth.geometry.page_bytes
-            table.client[mine] = client
-            table.tenant[mine] = tenant
-            table.last_access[mine] = now
-        for level in (0, 1):
-            here = tier[placed] == level
-            shelves.own(mine[here], level, slots[here])
-        table.set_state(mine, State.WRITING)
-        table.raise_flag(mine[partial[placed]], Flag.PARTIAL)
-        if prefixes is not None:
-            own = np.where(partial[placed], 0, prefixes[where])
-            for number in np.unique(own[own > 0]).tolist():
-                shelves.frozen.add(number, mine[own == number], table)
-        self.recent.admitted(density[placed][(tier[placed] == 0) & ~exempt[placed]])
-        self.book.reserve(now, client, mine, shelves.stamp(mine))
-        status[where] = PutStatus.OFFERED
-        result.tier[where] = tier[placed]
-        result.offset[where] = slots.astype(np.uint64) * np.uint64(self.worth.geometry.slot_bytes)
+        return admission.close_holes(tier, exempt), density
 
     def _within_quota(
         self,
@@ -208,8 +241,10 @@ class Puts:
         """Slots for the pages placed in 0 and 1, in order; pages beyond L1's room become SPACE."""
         pools = self.shelves.pools
         in_l1 = np.flatnonzero(tier == 1)
-        kept_for_loads = pools[1].limit * self.worth.settings.dram_load_reserve_percent // 100
+        kept_for_loads = self.traffic.kept_for_loads
         short = in_l1.size + kept_for_loads - pools[1].available
+        if in_l1.size and (short > 0 or self.traffic.ahead1):
+            self.traffic.ahead1 = int(in_l1.size)
         if in_l1.size and short > 0:
             self.traffic.go_down(now, self.shelves.victims(1, short))
         room = max(0, pools[1].available - kept_for_loads)
@@ -225,7 +260,8 @@ class Puts:
         """See `Cache.commit`."""
         table, shelves = self.shelves.table, self.shelves
         rows, mine = self._reserved(client, keys)
-        status = np.where(mine, CommitStatus.COMMITTED, CommitStatus.UNKNOWN).astype(np.uint8)
+        status = np.full(len(rows), int(CommitStatus.UNKNOWN), dtype=np.uint8)
+        status[mine] = int(CommitStatus.COMMITTED)
         done = rows[mine]
         if not done.size:
             return status
@@ -259,11 +295,13 @@ class Puts:
         rows = table.lookup(keys)
         mine = rows != NO_ROW
         there = rows[mine]
-        mine[mine] = (table.state[there] == State.WRITING) & (table.client[there] == client)
-        _, firsts = np.unique(rows, return_index=True)
-        once = np.zeros(len(rows), dtype=bool)
-        once[firsts] = True
-        return rows, mine & once
+        mine[mine] = (table.state[there] == int(State.WRITING)) & (table.client[there] == client)
+        if has_repeats(rows):
+            _, firsts = np.unique(rows, return_index=True)
+            once = np.zeros(len(rows), dtype=bool)
+            once[firsts] = True
+            mine &= once
+        return rows, mine
 
     def give_up(self, client: int, rows: Rows) -> None:
         if rows.size:

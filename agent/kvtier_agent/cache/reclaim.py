@@ -102,7 +102,7 @@ class Reclaim:
         goal = table.pages - count
         while table.pages > goal:
             for segment in self._cheapest(0):
-                alone = table.state[self.pool.rows(segment)] == State.IN2
+                alone = table.state[self.pool.rows(segment)] == int(State.IN2)
                 if alone.any() and self._idle(segment):
                     break
             else:
@@ -158,7 +158,7 @@ class Reclaim:
             rows = self.pool.rows(segment)
             step = max(1, rows.size // PAGES_LOOKED_AT)
             some = rows[::step]
-            alone = table.state[some] == State.IN2
+            alone = table.state[some] == int(State.IN2)
             size = self.pool.size(segment) // step
             rank = ranks(sample, table.touch[some])
             costs.append((cost_per_slot(rank, alone, size, hot_percent), segment))
@@ -169,11 +169,11 @@ class Reclaim:
         table = self.shelves.table
         state = table.state[rows]
         leaves = ((table.tiers[rows] & HAS_L2) != 0) & (
-            ((state == State.IN2) & (table.pins[rows] == 0))
-            | (state == State.IN1)  # only the copy would leave: pins do not matter
-            | (state == State.UP10)
+            ((state == int(State.IN2)) & (table.pins[rows] == 0))
+            | (state == int(State.IN1))  # only the copy would leave: pins do not matter
+            | (state == int(State.UP10))
         )
-        leaving: Rows = rows[leaves & ((table.flags[rows] & np.uint8(Flag.DOOMED)) == 0)]
+        leaving: Rows = rows[leaves & ((table.flags[rows] & int(Flag.DOOMED)) == 0)]
         return leaving
 
     def _idle(self, segment: int) -> bool:
@@ -196,7 +196,7 @@ class Reclaim:
         table, settings = self.shelves.table, self.traffic.worth.settings
         page = self.traffic.worth.geometry.page_bytes
         rows = self._leaves(self.pool.rows(segment))
-        rows = rows[table.state[rows] == State.IN2]
+        rows = rows[table.state[rows] == int(State.IN2)]
         rows = rows[np.argsort(table.touch[rows])[::-1]]
         sample = np.sort(table.touch[self.pool.sample(SAMPLE)])
         warm = hot(ranks(sample, table.touch[rows]), settings.compaction_hot_percent)
@@ -219,7 +219,7 @@ class Reclaim:
         while one.waiting.size and one.moving < MOVES_IN_FLIGHT:
             rows, one.waiting = one.waiting[:most], one.waiting[most:]
             rows = self._still_in(segment, rows)
-            rows = rows[table.state[rows] == State.IN2]
+            rows = rows[table.state[rows] == int(State.IN2)]
             slots = self.pool.take(rows.size)
             rows = rows[: slots.size]
             if rows.size:
@@ -281,8 +281,8 @@ class Reclaim:
         """These pages could not be read to be moved; `say` takes note of their places. How many of
         them had no copy in L1, and are lost."""
         shelves, table = self.shelves, self.shelves.table
-        alone = rows[table.state[rows] == State.IN2]
-        copies = rows[table.state[rows] != State.IN2]
+        alone = rows[table.state[rows] == int(State.IN2)]
+        copies = rows[table.state[rows] != int(State.IN2)]
         say(copies)
         shelves.counters.l2_copies_dropped += copies.size
         table.tiers[copies] &= ~HAS_L2

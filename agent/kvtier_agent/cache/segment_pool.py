@@ -43,6 +43,7 @@ from kvtier_agent.cache.segment_books import (
     Segments,
     Slots,
 )
+from kvtier_agent.cache.words import has_repeats
 
 
 class SegmentPool(SegmentBooks):
@@ -83,7 +84,7 @@ class SegmentPool(SegmentBooks):
         """Give slots back: they are dead. Giving a slot back twice is a bug and raises."""
         if not slots.size:
             return
-        if not self._taken[slots].all() or np.unique(slots).size < slots.size:
+        if not self._taken[slots].all() or has_repeats(slots):
             raise AssertionError("a slot was given back that was not taken")
         self._taken[slots] = False
         self._rows[slots] = NO_ROW

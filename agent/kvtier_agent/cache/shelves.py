@@ -60,7 +60,7 @@ class Shelves:
         table.touch[rows] = stamps
         state = table.state[rows]
         for tier, home in ((0, State.IN0), (1, State.IN1)):
-            here = state == home
+            here = state == int(home)
             if here.any():
                 enter = self.logs[tier].push_cold if cold else self.logs[tier].append
                 enter(rows[here], stamps[here])
@@ -86,7 +86,7 @@ class Shelves:
             links = self._links(row, walked)
             if links.size > 1:
                 held = (table.key[links[1:]] == table.parent[links[:-1]]).all(axis=1)
-                held &= table.state[links[1:]] != State.FREE
+                held &= table.state[links[1:]] != int(State.FREE)
                 wrong = np.flatnonzero(~held)
                 links = links[: wrong[0] + 1] if wrong.size else links
             parts.append(links[1:])
@@ -126,12 +126,12 @@ class Shelves:
 
     def _leaves(self, rows: Rows, stamps: Stamps, home: State) -> NDArray[np.bool_]:
         table = self.table
-        flags = np.uint8(Flag.DOOMED)
+        flags = int(Flag.DOOMED)
         if home is State.IN0 or self.engine_shape:
-            flags |= np.uint8(Flag.EXEMPT)
+            flags |= int(Flag.EXEMPT)
         leaves: NDArray[np.bool_] = (
             (table.touch[rows] == stamps)
-            & (table.state[rows] == home)
+            & (table.state[rows] == int(home))
             & (table.pins[rows] == 0)
             & ((table.flags[rows] & flags) == 0)
         )
@@ -176,7 +176,7 @@ class Shelves:
             table = self.table
             check_transition(table.state[rows], state)
             with table.changing(rows):
-                table.state[rows] = state
+                table.state[rows] = int(state)
                 table.tiers[rows] = tiers
 
     # -- leaving the cache ------------------------------------------------------------------
@@ -209,7 +209,7 @@ class Shelves:
         """Drop those of `rows` that are doomed and idle."""
         table = self.table
         state = table.state[rows]
-        idle = (table.pins[rows] == 0) & ~MOVING[state] & (state != State.FREE)
+        idle = (table.pins[rows] == 0) & ~MOVING[state] & (state != int(State.FREE))
         self.forget(rows[idle & table.has(rows, Flag.DOOMED)])
 
     def unpin(self, rows: Rows) -> Rows:

@@ -19,6 +19,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from kvtier_agent.cache.words import has_repeats
+
 Slots = NDArray[np.uint32]
 
 _NONE: Slots = np.empty(0, dtype=np.uint32)
@@ -81,7 +83,7 @@ class SlotPool:
         """Give slots back. Giving a slot back twice is a bug and raises."""
         if not slots.size:
             return
-        if not self._taken[slots].all() or np.unique(slots).size < slots.size:
+        if not self._taken[slots].all() or has_repeats(slots):
             raise AssertionError("a slot was given back that was not taken")
         self._taken[slots] = False
         self.used -= len(slots)

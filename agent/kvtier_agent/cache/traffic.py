@@ -43,6 +43,9 @@ NEAR_BOUND = 0.9
 LEAVING_PART = 0.5
 """Part of L1's slots that may be on their way to L2, whatever `write_queue_bytes` says."""
 
+AHEAD_PART = 8
+"""Room is made ahead of a put in at most this part of L1."""
+
 PUNCH_SLOTS = 4096
 """Slots that one order names at most: no bytes are copied for it, and a tier that shrinks by a
 terabyte must not become a hundred thousand orders."""
@@ -57,6 +60,8 @@ class Traffic:
         self.lines = Lines(0, 0, 0, 0, 0)
         self.high1 = 0
         self.low1 = 0
+        self.ahead1 = 0
+        """Slots of L1 that the next put will want: the last one found it full. 0: there is room."""
         self.leaving0 = 0
         self.leaving1 = 0
         self.write_queue_bytes = 0
@@ -168,7 +173,7 @@ class Traffic:
     def leave_l2(self, rows: Rows) -> None:
         """These copies leave L2; pages that lie only there are gone."""
         shelves, table = self.shelves, self.shelves.table
-        alone = table.state[rows] == State.IN2
+        alone = table.state[rows] == int(State.IN2)
         lost, copies = rows[alone], rows[~alone]
         shelves.counters.evicted_l2 += lost.size
         shelves.forget(lost)
@@ -187,8 +192,8 @@ class Traffic:
         pool = shelves.pools[0]
         if not pool.available or not rows.size:
             return
-        good = (table.state[rows] == State.IN1) & (table.pins[rows] == 0)
-        good &= (table.flags[rows] & np.uint8(Flag.DOOMED)) == 0
+        good = (table.state[rows] == int(State.IN1)) & (table.pins[rows] == 0)
+        good &= (table.flags[rows] & int(Flag.DOOMED)) == 0
         rows = rows[good]
         exempt = table.has(rows, Flag.EXEMPT)
         cool = self.worth.behaviour.cool_down_seconds
@@ -256,6 +261,24 @@ class Traffic:
             self.trimming.balance(now)
         self.reclaim.balance(now)
         return level
+
+    def make_room(self, now: float) -> None:
+        """Where a full L1 has nothing below it, and so no water marks: drop as much as a put like
+        the last one would drop. Called when nobody waits for an answer."""
+        pool = self.shelves.pools[1]
+        if not self.ahead1 or self.shelves.pools[2].limit:
+            return
+        free = pool.available - self.kept_for_loads
+        if free > 2 * self.ahead1:  # the tier has grown, or pages have left it
+            self.ahead1 = 0
+        elif free < min(self.ahead1, pool.limit // AHEAD_PART):
+            short = min(self.ahead1, pool.limit // AHEAD_PART) - free
+            self.go_down(now, self.shelves.victims(1, short))
+
+    @property
+    def kept_for_loads(self) -> int:
+        """Slots of L1 that puts may not take."""
+        return self.shelves.pools[1].limit * self.worth.settings.dram_load_reserve_percent // 100
 
     def straight_down(self, now: float, rows: Rows) -> None:
         """Pages that just entered L1 although only L2 admits them pass through."""

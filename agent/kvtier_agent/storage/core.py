@@ -293,6 +293,7 @@ class Core:
 
     def pump(self) -> None:
         """Cache thread, after every batch of calls: hand new moves to the mover. Never waits."""
+        self.cache.make_room()
         moves = self.cache.take_moves()
         if moves:
             self._mover.submit(moves)

@@ -52,6 +52,7 @@ class _Fit:
     nn: float = 0.0
     xt: float = 0.0
     nt: float = 0.0
+    _solved: Cost | None = None
 
     def add(self, size: float, transfers: float, seconds: float) -> None:
         if self.count >= ENOUGH:
@@ -67,6 +68,13 @@ class _Fit:
         ):
             setattr(self, name, FADE * getattr(self, name) + value)
         self.count += 1
+        self._solved = None
+
+    def cost(self) -> Cost:
+        """What was measured comes to; asked for with every lookup."""
+        if self._solved is None:
+            self._solved = self.solve()
+        return self._solved
 
     def solve(self) -> Cost:
         if self.count < ENOUGH:
@@ -105,7 +113,7 @@ class CostModel:
         self._fits[pair].add(float(pages * page_bytes), float(transfers), seconds)
 
     def cost(self, pair: str) -> Cost:
-        return self._fits[pair].solve()
+        return self._fits[pair].cost()
 
     def load_seconds(self, tier: int, page_bytes: int) -> float:
         """T_load of one page from `tier` to the engine: from L2 by way of L1."""
