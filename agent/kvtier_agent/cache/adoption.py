@@ -120,15 +120,18 @@ def _take_copies(
 def insert_survivors(table: PageTable, survivors: Survivors) -> Rows:
     """Rows of the pages of L1 that are taken over, in a new table, in their order. Raises
     TableError when there is no memory for them."""
-    records = survivors.records
-    seen: NDArray[Any] = records["last_access"]
-    records["last_access"] = np.where(np.isfinite(seen) & (seen > 0.0), seen, 0.0)
-    records["tiers"] = HAS_L1
-    records["l0_slot"] = records["l2_slot"] = NO_SLOT
-    for void in ("seq", "flags", "arm", "pins", "client", "demoted_at"):
-        records[void] = 0
-    rows = table.insert_records(records, State.IN1)
-    table.parent_row[rows] = table.find(np.ascontiguousarray(records["parent"]))
+    table.grow_for(len(survivors))
+    rows: Rows = np.empty(len(survivors), dtype=np.uint32)
+    for first in range(0, len(rows), AT_ONCE):
+        records = survivors.records(first, AT_ONCE)
+        seen: NDArray[Any] = records["last_access"]
+        records["last_access"] = np.where(np.isfinite(seen) & (seen > 0.0), seen, 0.0)
+        records["tiers"] = HAS_L1
+        records["l0_slot"] = records["l2_slot"] = NO_SLOT
+        for void in ("seq", "flags", "arm", "pins", "client", "demoted_at"):
+            records[void] = 0
+        rows[first : first + AT_ONCE] = table.insert_records(records, State.IN1)
+    table.parent_row[rows] = table.find(table.parent[rows])
     return rows
 
 

@@ -27,8 +27,10 @@ from kvtier_agent.cache.table_view import (
     MAGIC,
     table_bytes,
 )
+from kvtier_agent.cache.warm import may_be_in_l1
+from kvtier_agent.cache.words import as_words, take_records
 
-CHUNK_RECORDS = 1 << 20
+CHUNK_RECORDS = 1 << 14
 
 
 class RemainsError(Exception):
@@ -37,7 +39,7 @@ class RemainsError(Exception):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Remains:
-    """`records`: copies, free ones among them. `names`: of frozen prefixes, by number from 1.
+    """`records`: copies of those that may be in L1. `names`: of frozen prefixes, by number from 1.
     `l0_backed`: bytes at the start of L0 with memory behind them; `l1`: the arena file."""
 
     geometry: Geometry
@@ -122,9 +124,19 @@ def _are_names(value: Any) -> bool:
 
 
 def _records(fd: int, capacity: int, path: Path) -> NDArray[Any]:
+    """Those that may be in L1, read to where the next ones are kept: memory that nothing is kept in
+    is never touched."""
     records = np.empty(capacity, dtype=RECORD)
+    words = as_words(records)
+    kept = 0
     for first in range(0, capacity, CHUNK_RECORDS):
-        part = records[first : first + CHUNK_RECORDS].view(np.uint8)
-        if os.preadv(fd, [part.data], HEADER_BYTES + first * RECORD.itemsize) < part.nbytes:
+        part = records[kept : kept + min(CHUNK_RECORDS, capacity - first)]
+        into = part.view(np.uint8)
+        if os.preadv(fd, [into.data], HEADER_BYTES + first * RECORD.itemsize) < into.nbytes:
             raise RemainsError(f"the page table {path.name} is cut short")
-    return records
+        good = may_be_in_l1(part)
+        if not good.all():
+            part = take_records(part, np.flatnonzero(good))
+            words[kept : kept + len(part)] = as_words(part)
+        kept += len(part)
+    return records[:kept]

@@ -42,11 +42,34 @@ Mask = NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Survivors:
-    """`records`: copies, least recently used first. `dropped`: pages by reason, those above that
-    there were."""
+    """`source`: records, of which these survive: `order`, least recently used first. `dropped`:
+    pages by reason, those above that there were."""
 
-    records: NDArray[Any]
+    source: NDArray[Any]
+    order: NDArray[np.intp]
     dropped: Mapping[str, int]
+
+    def __len__(self) -> int:
+        return len(self.order)
+
+    def records(self, first: int = 0, count: int | None = None) -> NDArray[Any]:
+        """Copies of `count` of them, all by default, from the `first` on."""
+        last = len(self.order) if count is None else first + count
+        return take_records(self.source, self.order[first:last])
+
+    def slots(self) -> NDArray[np.uint32]:
+        """Where in L1 they lie."""
+        found: NDArray[np.uint32] = self.source["l1_slot"][self.order]
+        return found
+
+
+def may_be_in_l1(records: NDArray[Any]) -> Mask:
+    """Which records say anything about L1: not what is free, nor what is in L2 alone, which mostly
+    is nearly all of a table."""
+    state = records["state"]
+    in_l2 = (state == int(State.IN2)) & (records["l1_slot"] == NO_SLOT)
+    says: Mask = (state != int(State.FREE)) & ~in_l2
+    return says
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,15 +111,10 @@ class Restart:
 
 
 def choose(records: NDArray[Any], *, page_bytes: int, slots: int, room: int) -> Survivors:
-    """What is kept of `records` (of dtype RECORD; free ones may be among them).
+    """What is kept of `records` (of dtype RECORD; others than `may_be_in_l1` do no harm).
 
     `page_bytes`: what every page has. `slots`: that the arena file has. `room`: most pages kept.
     """
-    # What is in L2 alone says nothing about L1: mostly that is nearly all of a table.
-    state = records["state"]
-    apart = (state == State.FREE) | ((state == State.IN2) & (records["l1_slot"] == NO_SLOT))
-    if apart.any():
-        records = take_records(records, np.flatnonzero(~apart))
     state = np.minimum(records["state"], BEYOND)
     live = state != State.FREE
     known = state <= max(State)
@@ -128,7 +146,7 @@ def choose(records: NDArray[Any], *, page_bytes: int, slots: int, room: int) -> 
     if len(rows) > room:
         dropped["room"] = len(rows) - room
         rows = rows[len(rows) - room :]
-    return Survivors(take_records(records, rows), dropped)
+    return Survivors(records, rows, dropped)
 
 
 def _possible(records: NDArray[Any], page_bytes: int, slots: int) -> Mask:

@@ -58,6 +58,8 @@ class Found:
 
     def only(self, which: NDArray[np.bool_]) -> Found:
         """Some of them."""
+        if which.all():
+            return self
         return Found(
             self.keys[which],
             self.parents[which],
@@ -127,17 +129,17 @@ def _recover(l2: L2, live: Live) -> Found:
                 raise _unwritable(volume, error) from error
             with contextlib.suppress(OSError):  # else they are dropped again next time
                 l2.journals.gone(volume, pages["slot"][~whole])
-    found = np.concatenate([NO_EVENTS, *kept])
-    found = take_records(found, np.argsort(found["sequence"], kind="stable"))
-    l2.sequence = int(found["sequence"][-1]) + 1 if len(found) else 1
-    l2.journals.found = found["slot"].copy()
+    found = kept[0] if len(kept) == 1 else np.concatenate([NO_EVENTS, *kept])
+    order = np.argsort(found["sequence"], kind="stable")
+    l2.sequence = int(found["sequence"][order[-1]]) + 1 if len(found) else 1
+    l2.journals.found = found["slot"][order]
     return Found(
-        np.ascontiguousarray(found["key"]),
-        np.ascontiguousarray(found["parent"]),
-        found["depth"].copy(),
-        found["checksum"].copy(),
+        found["key"][order],
+        found["parent"][order],
+        found["depth"][order],
+        found["checksum"][order],
         l2.journals.found,
-        found["tenant"].copy(),
+        found["tenant"][order],
     )
 
 

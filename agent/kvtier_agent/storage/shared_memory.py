@@ -86,8 +86,8 @@ class SharedMemory:
             slots=remains.l1.size_bytes // geometry.slot_bytes,
             room=settings.cache.max_pages,
         )
-        self.restart = Restart(len(survivors.records), survivors.dropped)
-        if not len(survivors.records):
+        self.restart = Restart(len(survivors), survivors.dropped)
+        if not len(survivors):
             if self.restart.damaged:
                 self.restart = Restart(
                     dropped=survivors.dropped, cold="no record of the page table can be believed"
@@ -95,7 +95,7 @@ class SharedMemory:
             self.l1.close()
             return False
         try:
-            whole = self.l1.keep_slots(survivors.records["l1_slot"], geometry.slot_bytes)
+            whole = self.l1.keep_slots(survivors.slots(), geometry.slot_bytes)
             self.table, self.rows = self._table_of(survivors)
         except (ArenaError, TableError) as error:
             self.l1.close()

@@ -32,7 +32,7 @@ def pages(count: int, seed: int = 0) -> np.ndarray:
 def kept(records: np.ndarray, room: int = 1 << 20) -> tuple[list[int], dict[str, int]]:
     """Touch stamps of what is kept, and what is dropped."""
     found = choose(records, page_bytes=PAGE, slots=len(records), room=room)
-    return found.records["touch"].tolist(), dict(found.dropped)
+    return found.records()["touch"].tolist(), dict(found.dropped)
 
 
 def test_whole_pages_are_kept_in_the_order_of_their_use() -> None:
