@@ -14,6 +14,8 @@ from kvtier_agent.replay.own_agent import OwnAgent
 from kvtier_agent.replay.policyfile import load_policy, with_tiers
 from kvtier_agent.replay.sessions import SessionSettings, SessionTraffic
 from kvtier_agent.replay.trace import write_trace
+from kvtier_cli.main import app
+from typer.testing import CliRunner
 
 PAGE_BYTES = 4096
 TIERS = {"l0": 256, "l1": 280, "l2": 8000}
@@ -63,5 +65,19 @@ def replay(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Done]:
         return command_run.run(
             "replay", *arguments, timeout=100, folder=tmp_path_factory.mktemp("replay")
         )
+
+    return run
+
+
+@pytest.fixture
+def play(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Done]:
+    """The same in this process, for runs against the shared agent: nothing has to be started."""
+    monkeypatch.setattr("signal.signal", lambda *_: None)
+
+    def run(*arguments: object) -> Done:
+        done = CliRunner().invoke(app, ["replay", *map(str, arguments)])
+        if done.exception is not None and not isinstance(done.exception, SystemExit):
+            raise done.exception
+        return Done(done.exit_code, done.stdout, done.stderr)
 
     return run

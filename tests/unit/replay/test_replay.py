@@ -64,9 +64,9 @@ def test_nothing_is_left_behind(whole_run: dict[str, Any]) -> None:
 
 
 def test_planted_wrong_buffers_are_found_exactly(
-    replay: Callable[..., Any], sessions_trace: Path, shared_agent: Any
+    play: Callable[..., Any], sessions_trace: Path, shared_agent: Any
 ) -> None:
-    done = replay(
+    done = play(
         sessions_trace, *shared_agent.arguments, "--limit", 200,
         "--self-test-corrupt", 37, "--json", "-",
     )  # fmt: skip
@@ -77,9 +77,9 @@ def test_planted_wrong_buffers_are_found_exactly(
 
 
 def test_planted_bad_pages_are_quarantined_and_never_served(
-    replay: Callable[..., Any], sessions_trace: Path, shared_agent: Any
+    play: Callable[..., Any], sessions_trace: Path, shared_agent: Any
 ) -> None:
-    done = replay(
+    done = play(
         sessions_trace, *shared_agent.arguments, "--volume", f"data0={shared_agent.volume}",
         "--corrupt-tier", 16, "--json", "-",
     )  # fmt: skip
@@ -92,9 +92,9 @@ def test_planted_bad_pages_are_quarantined_and_never_served(
 
 
 def test_a_self_test_that_cannot_plant_its_faults_fails(
-    replay: Callable[..., Any], sessions_trace: Path, shared_agent: Any
+    play: Callable[..., Any], sessions_trace: Path, shared_agent: Any
 ) -> None:
-    done = replay(
+    done = play(
         sessions_trace, *shared_agent.arguments, "--limit", 1,
         "--self-test-corrupt", 5, "--json", "-",
     )  # fmt: skip
@@ -117,44 +117,44 @@ def test_json_on_standard_output_is_all_there_is(
 
 
 def test_copies_have_nothing_in_common(
-    replay: Callable[..., Any], sessions_trace: Path, shared_agent: Any
+    play: Callable[..., Any], sessions_trace: Path, shared_agent: Any
 ) -> None:
     arguments = (*shared_agent.arguments, "--no-partial", "--limit", 40, "--json", "-")
-    once = replay(sessions_trace, *arguments).json
-    twice = replay(sessions_trace, *arguments, "--copies", 2).json
+    once = play(sessions_trace, *arguments).json
+    twice = play(sessions_trace, *arguments, "--copies", 2).json
     assert once["hits"]["miss"] > 0
     assert twice["trace"]["blocks"] == 2 * once["trace"]["blocks"]
     assert twice["hits"]["miss"] == 2 * once["hits"]["miss"]
 
 
 def test_a_seed_finds_the_pages_of_an_earlier_run(
-    replay: Callable[..., Any], sessions_trace: Path, shared_agent: Any
+    play: Callable[..., Any], sessions_trace: Path, shared_agent: Any
 ) -> None:
     arguments = (*shared_agent.arguments, "--no-partial", "--limit", 20, "--seed", 11)
-    first = replay(sessions_trace, *arguments, "--json", "-").json
-    again = replay(sessions_trace, *arguments, "--json", "-").json
+    first = play(sessions_trace, *arguments, "--json", "-").json
+    again = play(sessions_trace, *arguments, "--json", "-").json
     assert first["hits"]["miss"] > 0
     assert again["hits"]["miss"] == 0
 
 
 def test_without_partial_pages_only_full_ones_count(
-    replay: Callable[..., Any], sessions_trace: Path, shared_agent: Any
+    play: Callable[..., Any], sessions_trace: Path, shared_agent: Any
 ) -> None:
     arguments = (*shared_agent.arguments, "--limit", 40, "--json", "-")
-    all_of_them = replay(sessions_trace, *arguments).json["trace"]
-    full_only = replay(sessions_trace, "--no-partial", *arguments).json["trace"]
+    all_of_them = play(sessions_trace, *arguments).json["trace"]
+    full_only = play(sessions_trace, "--no-partial", *arguments).json["trace"]
     assert full_only["tokens"] == all_of_them["tokens"]
     assert 0 < all_of_them["blocks"] - full_only["blocks"] <= 40
 
 
-def test_speed_paces_the_run(replay: Callable[..., Any], shared_agent: Any, tmp_path: Path) -> None:
+def test_speed_paces_the_run(play: Callable[..., Any], shared_agent: Any, tmp_path: Path) -> None:
     trace = tmp_path / "t.jsonl"
     rows = [
         {"timestamp": n * 1000, "input_length": 1024, "output_length": 1, "hash_ids": [1, 2]}
         for n in range(4)
     ]
     trace.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    done = replay(trace, *shared_agent.arguments, "--speed", 3, "--json", "-")
+    done = play(trace, *shared_agent.arguments, "--speed", 3, "--json", "-")
     assert done.status == 0, done.err
     assert done.json["seconds"] >= 1.0, "three trace seconds at three a second"
     assert done.json["hits"]["miss"] == 2
@@ -215,22 +215,22 @@ def test_a_tier_that_gets_less_than_was_asked_is_said(
 
 
 def test_another_page_size_than_the_agents_is_refused_with_a_reason(
-    replay: Callable[..., Any], sessions_trace: Path, shared_agent: Any
+    play: Callable[..., Any], sessions_trace: Path, shared_agent: Any
 ) -> None:
-    replay(sessions_trace, *shared_agent.arguments, "--limit", 1)
-    done = replay(sessions_trace, "--socket", shared_agent.socket, "--page-bytes", 8192)
+    play(sessions_trace, *shared_agent.arguments, "--limit", 1)
+    done = play(sessions_trace, "--socket", shared_agent.socket, "--page-bytes", 8192)
     assert done.status == 1
     assert "Traceback" not in done.err
     assert "error: no agent takes this replay" in done.err
 
 
 def test_bad_lines_are_counted_and_named(
-    replay: Callable[..., Any], shared_agent: Any, tmp_path: Path
+    play: Callable[..., Any], shared_agent: Any, tmp_path: Path
 ) -> None:
     trace = tmp_path / "t.jsonl"
     good = '{"timestamp": 0, "input_length": 512, "output_length": 1, "hash_ids": [1]}\n'
     trace.write_text(good + "rubbish\n" + good)
-    done = replay(trace, *shared_agent.arguments, "--json", "-")
+    done = play(trace, *shared_agent.arguments, "--json", "-")
     assert done.status == 0, done.err
     assert done.json["bad_lines"]["count"] == 1
     assert done.json["bad_lines"]["first"][0].startswith("line 2:")
