@@ -62,6 +62,7 @@ class AgentProcess:
                     *("--run-dir", str(self.short), "--state-dir", str(self.root / "state")),
                     *("--volume", f"data0={self.volume}", "--allow-root-filesystem"),
                     *("--http", "127.0.0.1:0", "--device", "cpu", "--poll-seconds", "0.2"),
+                    *("--look-seconds", "0.5", "--save-seconds", "0.5"),
                     *self._options,
                 ],
                 stdout=log,

@@ -109,6 +109,24 @@ class AgentSettings(BaseSettings):
     poll_seconds: float = _knob(
         1.0, "How often the policy file is looked at", unit="seconds", group=_SOURCE, ge=0.1, le=60
     )
+    look_seconds: float = _knob(
+        5.0,
+        "Between two looks at what the machine has (room on volumes and in memory, what engines "
+        "registered), and between two tries of a revision that was refused",
+        unit="seconds",
+        group=_SOURCE,
+        ge=0.2,
+        le=300,
+    )
+    save_seconds: float = _knob(
+        5.0,
+        "Between two times that counters are kept on disk and status.json is written; what is "
+        "urgent is written at once",
+        unit="seconds",
+        group=_SOURCE,
+        ge=0.2,
+        le=60,
+    )
 
     # ---- folders and sockets
     run_dir: Path = _knob(

@@ -52,6 +52,7 @@ class StatusBoard:
         memory: Memory,
         path: Path,
         *,
+        save_seconds: float = SAVE_SECONDS,
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
     ) -> None:
@@ -63,7 +64,8 @@ class StatusBoard:
         self._clock = clock
         self._wall = wall
         self._wake = threading.Event()
-        self._saved_at = clock() - SAVE_SECONDS
+        self._save_seconds = save_seconds
+        self._saved_at = clock() - save_seconds
         self._shown: dict[str, Any] = {}
         self._kept: Counters = memory.closed
         self.boot_id = secrets.token_hex(16)
@@ -104,7 +106,7 @@ class StatusBoard:
         """Counters and status file, when something urgent changed and every few seconds
         (``last``: now)."""
         now = self._clock()
-        due = last or now - self._saved_at >= SAVE_SECONDS
+        due = last or now - self._saved_at >= self._save_seconds
         total = counters.total(self._memory.closed, counters_of(self._loop.snapshot))
         fresh = self._document(self._shown, self._kept)
         if due or urgent_part(fresh) != urgent_part(self._shown):

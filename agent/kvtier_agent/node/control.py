@@ -38,7 +38,7 @@ __all__ = ["Control", "Tiers"]
 
 TURN_SECONDS: Final = 0.5
 RETRY_SECONDS: Final = 5.0
-"""Between two tries of a refused revision, and between two looks at the facts."""
+"""Between two tries of a refused revision, and between two looks at the facts; by default."""
 DRIFT_PERCENT: Final = 5
 STUCK_SECONDS: Final = 300.0
 """A turn may take so long without a sign of life. Memory for large arenas is had in steps, each a
@@ -74,11 +74,13 @@ class Control:
         measure: Callable[[], Facts],
         *,
         keep: Callable[[Wanted], None] = lambda _: None,
+        look_seconds: float = RETRY_SECONDS,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._tiers = tiers
         self._measure = measure
         self._keep = keep
+        self._look_seconds = look_seconds
         self._clock = clock
         self._wake = threading.Event()
         self._said: tuple[Desired, Problem | None, int] = (Unheard(), None, -1)
@@ -139,7 +141,7 @@ class Control:
         """One look at what is wanted, and what follows from it."""
         desired = self._said[0]
         if now >= self._look_at:
-            self._look_at = now + RETRY_SECONDS
+            self._look_at = now + self._look_seconds
             self._look_again(desired)
         self._life, actions = lifecycle.step(self._life, desired, now)
         for action in actions:
@@ -198,7 +200,7 @@ class Control:
                     log.error("revision cannot be applied, and none is in force", **said)
             self._refusal = problem
             self._life = lifecycle.refused(self._life, wanted)
-            self._look_at = now + RETRY_SECONDS
+            self._look_at = now + self._look_seconds
             return
         self._life = lifecycle.applied(self._life, wanted)
         self._spec, self._budgets, self._refusal = wanted.spec, budgets, None

@@ -133,9 +133,19 @@ class Agent:
         self._step("device and caches")
         self._device = self._find_device()
         self._open_caches(loop, self._places)
-        control = self.control = Control(Rooms(loop, self._cores), self._measure, keep=memory.keep)
+        control = self.control = Control(
+            Rooms(loop, self._cores),
+            self._measure,
+            keep=memory.keep,
+            look_seconds=settings.look_seconds,
+        )
         board = self.board = StatusBoard(
-            control, loop, self.supervisor, memory, settings.run_dir / "status.json"
+            control,
+            loop,
+            self.supervisor,
+            memory,
+            settings.run_dir / "status.json",
+            save_seconds=settings.save_seconds,
         )
         control.changed = self._view_changed
         self._step("policy")

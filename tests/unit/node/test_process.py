@@ -193,8 +193,8 @@ def test_where_the_engine_is_l0_its_pool_is_the_base_of_dram(tmp_path: Path) -> 
             pages = Pages(engine, 16, 7)
             assert pages.put() == 16
             assert set(engine.lookup(pages.keys).tiers.tolist()) == {1}, "no L0 of the agent's"
-        # An engine that restarts finds its DRAM tier as it was.
-        time.sleep(6.0)
+        # An engine that restarts finds its DRAM tier as it was, after some more looks at the facts.
+        time.sleep(1.5)
         assert sizes(agent)["dram"] == 32 * MI
         with connect(agent) as again:
             assert Pages(again, 16, 7).held() == 16
@@ -203,7 +203,7 @@ def test_where_the_engine_is_l0_its_pool_is_the_base_of_dram(tmp_path: Path) -> 
 def test_an_engine_with_other_pages_is_served_and_said(tmp_path: Path) -> None:
     with AgentProcess(tmp_path, policy=policy(more="  page: {tokens: 512}")) as agent:
         agent.ready()
-        assert agent.condition("Ready")[1] == "InForce"
+        agent.until(lambda: agent.condition("Ready")[1] == "InForce", "the first report")
         with connect(agent) as engine:
             agent.until(lambda: agent.condition("Ready")[1] == "PartlyApplied", "said")
             assert agent.condition("Ready")[0] == "True"
