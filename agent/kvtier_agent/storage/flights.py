@@ -117,8 +117,9 @@ class Flights:
         finally:
             if not ready:
                 self._put_down(flight)
-        self._submit(flight)
-        return True
+        if ready:
+            self._submit(flight)
+        return ready
 
     def _plan_read(self, flight: Flight, patient: bool) -> bool:
         l2, move = flight.l2, flight.move

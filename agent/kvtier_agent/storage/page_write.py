@@ -106,10 +106,11 @@ class PageWrite:
         written = np.setdiff1d(run.where, bad)
         for part in np.split(written, np.flatnonzero(np.diff(written) != 1) + 1):
             if part.size:
-                self._keep(run, part)
+                self._keep(run, part, proof=False)
 
-    def _keep(self, run: Run, where: NDArray[np.intp]) -> None:
-        """The bytes of these neighbours are in their slots."""
+    def _keep(self, run: Run, where: NDArray[np.intp], *, proof: bool = True) -> None:
+        """The bytes of these neighbours are in their slots. `proof`: that says that the volume is
+        well; not where others of the same run failed."""
         l2, here = self._l2, slice(int(where[0]), int(where[0]) + where.size)
         stamp = self._stamp.some(here)
         try:
@@ -119,7 +120,8 @@ class PageWrite:
             if held is None:
                 raise SegmentGoneError(errno.ENOENT, "the segment is gone")
             l2.journals.stored(held[1], self._slots[here], stamp, self._sequence + here.start)
-            l2.placement.took(held[1], grew=run.grew)
+            if proof:
+                l2.placement.took(held[1], grew=run.grew)
         except OSError as error:
             l2.refused(run.number, error)
             self._fail(where, error)
