@@ -281,6 +281,14 @@ class AgentSettings(BaseSettings):
         ge=1 << 20,
         le=64 << 30,
     )
+    nvme_in_flight: Bytes = _knob(
+        64 << 20,
+        "Bytes that a drive of the NVMe tier has under way at most, where there is io_uring",
+        unit="quantity",
+        group=_LIMITS,
+        ge=1 << 20,
+        le=64 << 30,
+    )
     compaction_rate: Bytes = _knob(
         128 << 20,
         "Bytes per second that compaction of NVMe may write; they count as writes like any other, "

@@ -226,6 +226,7 @@ class Agent:
                     keep_memory=settings.memory_on_stop == "keep",
                     cache=self._cache_settings(),
                     journal=JournalSettings(log_percent=settings.journal_log_percent),
+                    nvme_in_flight_bytes=settings.nvme_in_flight,
                 ),
                 wake=loop.wake,
                 start=self.supervisor.start,

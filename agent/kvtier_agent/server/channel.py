@@ -175,6 +175,7 @@ class Channel:
             failed_handshakes=self.connections["failed"],
             volumes=tuple(VolumeFigures(*figures) for figures in self.core.volumes()),
             io_faults=self.core.io_faults(),
+            nvme_engine=self.core.nvme_engine,
             journal=self.core.nvme.journal(),
             lost_memory=self.core.lost_memory(),
             restart=self.core.memory.restart.say(),

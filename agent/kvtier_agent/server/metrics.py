@@ -33,6 +33,7 @@ from kvtier_agent.server.holding_metrics import held_by_clients
 from kvtier_agent.server.latency import BOUNDS, Latency
 from kvtier_agent.server.snapshot import DomainSnapshot, ServerSnapshot
 from kvtier_agent.server.tenant_metrics import tenants
+from kvtier_agent.storage.core import ENGINES
 from kvtier_agent.supervise import Supervisor
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -238,6 +239,13 @@ class AgentCollector:
             for (operation, fault), count in sorted({**_FAULTS, **domain.io_faults}.items()):
                 faults.add_metric([domain.name, operation, fault], count)
         yield faults
+        engine = GaugeMetricFamily(
+            "kv_nvme_engine", "How pages go to drives", labels=["domain", "engine"]
+        )
+        for domain in domains:
+            for name in ENGINES:
+                engine.add_metric([domain.name, name], int(domain.nvme_engine == name))
+        yield engine
 
     def _journals(self, domains: list[DomainSnapshot]) -> Iterable[Metric]:
         used = GaugeMetricFamily(

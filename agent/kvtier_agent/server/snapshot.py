@@ -52,6 +52,8 @@ class DomainSnapshot:
     volumes: tuple[VolumeFigures, ...] = ()
     io_faults: Mapping[tuple[str, str], int] = field(default_factory=dict)
     """(operation, fault) -> how often a drive did that; see `storage.io_errors`."""
+    nvme_engine: str = "calls"
+    """How pages go to drives: `Core.nvme_engine`."""
     journal: JournalFigures = field(default_factory=JournalFigures)
     lost_memory: tuple[ArenaLoss, ...] = ()
     """What clients took away from each arena by cutting its file short."""

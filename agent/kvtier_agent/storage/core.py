@@ -54,6 +54,10 @@ __all__ = ["ArenaInfo", "Core", "CoreError", "CoreSettings", "Layout"]
 MOST_SUSPECTS_NAMED = 16
 
 
+ENGINES = ("io_uring", "calls")
+"""What `Core.nvme_engine` may be."""
+
+
 class Core:
     """See the module's story. `on_outcome(now, move, outcome)` is called for each finished move."""
 
@@ -367,7 +371,7 @@ class Core:
     @property
     def nvme_engine(self) -> str:
         """How pages go to and from drives: `io_uring`, or `calls` of preadv and pwritev."""
-        return "calls" if self._flights is None else "io_uring"
+        return ENGINES[self._flights is None]
 
     def movers_alive(self) -> bool:
         """Do all mover threads run? For health."""
