@@ -107,10 +107,17 @@ def test_the_command_shows_what_the_agent_holds(
     assert found["bytes"] == 20 * 16384
     prefix = found["top_prefixes"][0]
     assert (prefix["pages"], prefix["key"]) == (20, pages.keys[0].tobytes().hex())
-    lease.release()
+    client.pin(pages.keys[4:7])  # one of them leased as well
+    client.delete(pages.keys[:1])
+    done = inspect("--run-dir", str(agent.run_dir), "--json", "-")
+    found = json.loads(done.stdout)["domains"]["default"]
+    assert (found["pinned_pages"], found["pins"]) == (7, 8)
+    assert (found["client_pinned_pages"], found["client_pinned_bytes"]) == (3, 3 * 16384)
+    assert found["marked_pages"] == 1
     shown = inspect("--run-dir", str(agent.run_dir))
     assert shown.exit_code == 0
-    assert "20 pages" in shown.stdout
+    assert "20 pages, 7 pinned (3 by clients)" in shown.stdout
+    lease.release()
 
 
 def test_a_folder_without_an_agent_is_one_clear_line(tmp_path: Path) -> None:

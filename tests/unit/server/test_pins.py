@@ -41,7 +41,7 @@ def fill(client: Client, pages_of: Make, count: int = 400) -> None:
 
 
 def test_pinned_pages_outlast_any_number_of_others(
-    make_agent: Make, connect: Make, pages_of: Make
+    make_agent: Make, connect: Make, pages_of: Make, get: Make, until: Callable[..., bool]
 ) -> None:
     agent = make_agent(l0=0, l1=128 * 16 * KIB, l2=0)
     client, pages = connect(agent.socket()), pages_of(1, 8)
@@ -53,6 +53,13 @@ def test_pinned_pages_outlast_any_number_of_others(
     with client.load(pages.keys[:4]) as lease:
         assert lease.copy_to(out).all()
     assert np.array_equal(out, pages.bytes[:4])
+    lines = [
+        'kv_pinned_pages{domain="default",layer="1"} 4.0',
+        f'kv_pinned_bytes{{domain="default",layer="1"}} {4 * 16384}.0',
+        'kv_pins_total{domain="default"} 4.0',
+    ]
+    port = agent.http.address[1]
+    assert until(lambda: all(line in get(port, "/metrics")[1] for line in lines))
     client.unpin(pages.keys[:4])
     assert client.stats()["client_pins"] == 0
     fill(client, pages_of)

@@ -247,7 +247,8 @@ def test_a_hundred_thousand_messages_of_garbage(
         p.encode(m)
         for m in (
             p.Hello(1, 1, 1, 1, 1, INFO), p.Lookup(1), p.Reserve(1), p.Commit(1, boot),
-            p.Abort(0, boot), p.Load(1, 1), p.Release(0, boot, 3), p.Stats(1), p.Ping(1),
+            p.Abort(0, boot), p.Load(1, 1), p.Release(0, boot, 3), p.Pin(1, boot), p.Unpin(0, boot),
+            p.Delete(1, boot), p.Stats(1), p.Ping(1),
         )
     ]  # fmt: skip
     keys = pages.keys.tobytes()
