@@ -391,6 +391,11 @@ class CacheMachine(PinRules, TenantRules, RuleBasedStateMachine):
         pool = self.cache.shelves.pool2
         return (1 << 40) if pool.excess or pool.leaving else 0
 
+    def abandon(self) -> None:
+        """After a step that failed: nothing is left in memory."""
+        self.core.close()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
     def teardown(self):
         try:
             for client in (1, 2, 3):
@@ -425,52 +430,59 @@ def drive(seed: int, steps: int) -> Counter[str]:
     life of a cache than a search that restarts every few steps."""
     rng, others = random.Random(seed), random.Random(seed + 1_000_000)
     machine = CacheMachine()
-    ends = ["commit"] * 6 + ["half", "abort", "leave", "lie"]
-    for _ in range(steps):
-        client, chain, count = rng.randint(1, 3), rng.randint(0, 5), rng.randint(1, 12)
-        action = rng.random()
-        if action < 0.45:
-            machine.turn_of_a_conversation(
-                client, chain, count, rng.random() < 0.5, rng.random() < 0.8
-            )
-        elif action < 0.55:
-            frozen = rng.choice([None, None, "bot"])
-            partial = rng.random() < 0.2
-            machine.put(client, chain, count, rng.choice([0, 0, 3]), partial, frozen,
-                        rng.choice(ends))  # fmt: skip
-        elif action < 0.65:
-            machine.load(client, chain, count, rng.choice([0, 5]))
-        elif action < 0.75:
-            machine.read_and_release(rng.randint(0, 20))
-        elif action < 0.85:
-            machine.moves_finish([rng.randint(0, 50) for _ in range(6)])
-        elif action < 0.90:
-            machine.time_passes(rng.choice([0.1, 0.1, 0.3, 0.3, 1, 1, 6, 31]))
-        elif action < 0.92:
-            machine.commit_late(rng.randint(0, 9))
-        elif action < 0.94:
-            machine.drive_fails([rng.choice([errno.EIO, errno.ENOSPC, 0])], rng.random() < 0.5)
-        elif action < 0.955:
-            machine.memory_is_scribbled_over(rng.randint(0, 1), rng.randint(0, 20))
-        elif action < 0.97:
-            machine.drive_flips_bits(rng.randint(0, 8), rng.choice([8, 20, 5000]))
-        elif action < 0.985:
-            machine.new_revision(
-                rng.choice([0, 4, 8, 8, 16]), rng.choice([8, 24, 40]), rng.choice([0, 40, 40, 80]),
-                rng.choice([0, 0, 0, 50_000, 90_000, 300_000]), rng.random() < 0.9,
-                rng.choice([95, 60]), rng.choice([0, 3, 8]),
-            )  # fmt: skip
-        elif action < 0.99:
-            machine.client_dies(client)
-        elif action < 0.995:
-            machine.agent_restarts(rng.choice(["killed", "stopped"]), rng.random() < 0.5)
-        if others.random() < 0.1:
-            machine.keep_or_delete(others)
-        if others.random() < 0.02:
-            machine.change_quotas(others)
-        machine.books_are_straight()
-        machine.caps_hold()
-        machine.quotas_are_kept()
+    try:
+        for _ in range(steps):
+            step(machine, rng, others)
+            machine.books_are_straight()
+            machine.caps_hold()
+            machine.quotas_are_kept()
+    except BaseException:
+        machine.abandon()
+        raise
     machine.total.update(machine.cache.counters.as_dict())
     machine.teardown()
     return machine.total
+
+
+def step(machine: CacheMachine, rng: random.Random, others: random.Random) -> None:
+    """One call of chance."""
+    ends = ["commit"] * 6 + ["half", "abort", "leave", "lie"]
+    client, chain, count = rng.randint(1, 3), rng.randint(0, 5), rng.randint(1, 12)
+    action = rng.random()
+    if action < 0.45:
+        machine.turn_of_a_conversation(client, chain, count, rng.random() < 0.5, rng.random() < 0.8)
+    elif action < 0.55:
+        frozen = rng.choice([None, None, "bot"])
+        partial = rng.random() < 0.2
+        machine.put(client, chain, count, rng.choice([0, 0, 3]), partial, frozen,
+                    rng.choice(ends))  # fmt: skip
+    elif action < 0.65:
+        machine.load(client, chain, count, rng.choice([0, 5]))
+    elif action < 0.75:
+        machine.read_and_release(rng.randint(0, 20))
+    elif action < 0.85:
+        machine.moves_finish([rng.randint(0, 50) for _ in range(6)])
+    elif action < 0.90:
+        machine.time_passes(rng.choice([0.1, 0.1, 0.3, 0.3, 1, 1, 6, 31]))
+    elif action < 0.92:
+        machine.commit_late(rng.randint(0, 9))
+    elif action < 0.94:
+        machine.drive_fails([rng.choice([errno.EIO, errno.ENOSPC, 0])], rng.random() < 0.5)
+    elif action < 0.955:
+        machine.memory_is_scribbled_over(rng.randint(0, 1), rng.randint(0, 20))
+    elif action < 0.97:
+        machine.drive_flips_bits(rng.randint(0, 8), rng.choice([8, 20, 5000]))
+    elif action < 0.985:
+        machine.new_revision(
+            rng.choice([0, 4, 8, 8, 16]), rng.choice([8, 24, 40]), rng.choice([0, 40, 40, 80]),
+            rng.choice([0, 0, 0, 50_000, 90_000, 300_000]), rng.random() < 0.9,
+            rng.choice([95, 60]), rng.choice([0, 3, 8]),
+        )  # fmt: skip
+    elif action < 0.99:
+        machine.client_dies(client)
+    elif action < 0.995:
+        machine.agent_restarts(rng.choice(["killed", "stopped"]), rng.random() < 0.5)
+    if others.random() < 0.1:
+        machine.keep_or_delete(others)
+    if others.random() < 0.02:
+        machine.change_quotas(others)
