@@ -2,7 +2,7 @@
 
 *read*: clients load pages that are on the drive alone, a batch at a time, so that `depth` pages
 are asked for at any moment, and check each page where it landed, in the arena that they map.
-*write*: a client puts new pages, a depth in each call, while a depth waits at the drive, into a
+*write*: a client puts new pages, a depth in each call and four depths ahead of the drive, into a
 full DRAM tier; what counts is what the agent wrote to the drive in that time. Baseline: fio with
 io_uring in its best setting, at the same depth and unit, on a file of the same size on the same
 file system that was laid out before. `cpu_seconds_per_gb` is of the agent and the clients together,
@@ -36,8 +36,11 @@ LOAD_MILLISECONDS: Final = 10_000
 SETTLE_SECONDS: Final = 60.0
 """How long the agent may take to write what was put."""
 FIO_SECONDS: Final = 600.0
-PACE_SECONDS: Final = 0.002
-DRAM_DEPTHS: Final = 8
+AHEAD_DEPTHS: Final = 4
+"""Writes that wait at the drive while new pages are put: enough that it never waits for us."""
+PACE_SECONDS: Final = 0.008
+"""Between two looks at what waits: each costs the agent time that is charged to its writes."""
+DRAM_DEPTHS: Final = 16
 """DRAM holds this many times what is in flight, or an eighth of a round's pages: at most half of it
 may be on its way to the drive, and that is to be more than what waits there."""
 _SLACK_BYTES: Final = 1 << 30
@@ -223,7 +226,7 @@ class _Drive:
     def _put_paced(self, batches: list[NDArray[np.uint8]]) -> None:
         """Put pages no faster than the drive takes them, so that none is pushed out unwritten."""
         client = self._clients[0]
-        ahead = self.settings.depth * self.settings.page_bytes
+        ahead = AHEAD_DEPTHS * self.settings.depth * self.settings.page_bytes
         for keys in batches:
             left = keys
             end = time.monotonic() + SETTLE_SECONDS

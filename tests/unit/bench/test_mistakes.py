@@ -21,7 +21,7 @@ from typer.testing import CliRunner
         (("endtoend", "--prompt-tokens", "100"), "write a larger --prompt-tokens", 1),
         (("endtoend", "--page-tokens", "3000"), "write a multiple of 6000", 1),
         (("l2", "--volume", "/no/such/folder"), "is no folder; make it first", 2),
-        (("l2", "--pages", "128", "--depth", "32"), "write at least --pages 1024", 1),
+        (("l2", "--pages", "128", "--depth", "32"), "write at least --pages 2048", 1),
     ],
 )
 def test_a_wrong_value_is_answered_by_what_to_write(

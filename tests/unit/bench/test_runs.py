@@ -12,7 +12,7 @@ import pytest
 SMALL = {
     "memory": ("--page-bytes", "64Ki", "--pages", 8, "--batch", 4),
     "lookup": ("--pages", 1024, "--calls", 3, "--clients", 2),
-    "l2": ("--page-bytes", "64Ki", "--pages", 128, "--depth", 4, "--clients", 2),
+    "l2": ("--page-bytes", "64Ki", "--pages", 256, "--depth", 4, "--clients", 2),
     "recovery": ("--pages", 1000),
     "endtoend": ("--page-bytes", "64Ki", "--prompt-tokens", 1024, "--prompts", 2),
 }
