@@ -243,14 +243,14 @@ def test_a_hundred_thousand_messages_of_garbage(
     line.recv(16)
     stranger = raw.dial()
     boot = welcome.boot
-    seeds = [
-        p.encode(m)
-        for m in (
-            p.Hello(1, 1, 1, 1, 1, INFO), p.Lookup(1), p.Reserve(1), p.Commit(1, boot),
-            p.Abort(0, boot), p.Load(1, 1), p.Release(0, boot, 3), p.Pin(1, boot), p.Unpin(0, boot),
-            p.Delete(1, boot), p.Stats(1), p.Ping(1),
-        )
+    requests: list[p.Request] = [
+        p.Hello(1, 1, 1, 1, 1, INFO), p.Lookup(1), p.Reserve(1), p.Commit(1, boot),
+        p.Abort(0, boot), p.Load(1, 1), p.Release(0, boot, 3), p.Pin(1, boot), p.Unpin(0, boot),
+        p.Delete(1, boot), p.Stats(1), p.Ping(1),
     ]  # fmt: skip
+    # All there are but the one after which the known client would be a stranger.
+    assert {type(m) for m in requests} == set(p.Request.__subclasses__()) - {p.Bye}
+    seeds = [p.encode(m) for m in requests]
     keys = pages.keys.tobytes()
     sent = 0
     for turn in range(100_000):
@@ -269,6 +269,8 @@ def test_a_hundred_thousand_messages_of_garbage(
         to = raw.socket if rng.random() < 0.5 else stranger
         to.send_multipart(frames)
         sent += 1
+        if turn % 10_000 == 0:
+            assert honest.ping(), "the others are not answered meanwhile"
         if turn % 50 == 0:
             for one in (raw.socket, stranger):
                 while one.poll(0):
