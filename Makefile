@@ -87,11 +87,17 @@ bench: setup  ## Speed against baselines: all, or one (ARGS='memory --json -'; `
 bench-peers: setup  ## kvtier beside LMCache, which is installed into the user's cache once (ARGS='--rounds 3')
 	$(PY) benchmarks/peers/table.py $(ARGS)
 
+conformance: setup  ## What kvtier, LMCache and vLLM's fs tier do when bits flip, threads die, disks fill (ARGS='--only kvtier')
+	$(PY) benchmarks/conformance/run.py $(ARGS)
+
 crash: setup  ## 10,000 simulated power cuts and 200 real SIGKILLs: does NVMe keep its promises? (ARGS="--kills 20")
 	$(TOOLS) -m crash $(ARGS)
 
 faults: setup  ## A trace replayed over a drive that fails at random (ARGS='TRACE --seed 3')
 	$(TOOLS) -m faults $(ARGS)
+
+storm: setup  ## A minute of writers at four times what the drive takes (ARGS='--seconds 20')
+	$(TOOLS) -m storm $(ARGS)
 
 soak: setup  ## 100,000 random steps of the cache's state machine, then half an hour of a real agent (ARGS='--minutes 5')
 	$(TOOLS) -m soak $(ARGS)
@@ -123,4 +129,4 @@ reference: setup  ## Generate crds/*.yaml, docs/reference and settings in the ch
 clean:  ## Remove what the targets made here (the tools' cache of the user stays)
 	rm -rf $(VENV) $(VENV)-vllm .tools demo-out .image native/target native/wheels/*.whl .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 
-.PHONY: help setup tools demo lint test test-slow bench bench-peers crash faults soak image image-test lock reference clean
+.PHONY: help setup tools demo lint test test-slow bench bench-peers conformance crash faults storm soak image image-test lock reference clean
