@@ -37,14 +37,14 @@ def adopt(
     slots: NDArray[np.uint32],
     tenants: NDArray[np.uint16] | None = None,
 ) -> Taken:
-    """Pages found in L2, oldest first. True: taken in. Of a page that is in L1 already the copy is
-    taken in if it is the same page, to the byte as far as checksums tell."""
+    """Pages found in L2, each key once (`lasts`), oldest first. True: taken in. Of a page that is
+    in L1 already the copy is taken in if it is the same page, to the byte as far as checksums
+    tell."""
     table = shelves.table
     pairs = as_u64_pairs(keys)
-    newest = _lasts(pairs)  # of a key found twice
     held = table.find(pairs)
-    copies = _take_copies(shelves, held, newest & (held != NO_ROW), checksums, slots)
-    taken = newest & (held == NO_ROW)
+    copies = _take_copies(shelves, held, held != NO_ROW, checksums, slots)
+    taken = held == NO_ROW
     room = table.max_pages - table.pages
     taken &= np.cumsum(taken) <= room
     taken[taken] = shelves.pool2.claim(slots[taken])
@@ -75,7 +75,7 @@ def adopt(
     return both
 
 
-def _lasts(pairs: U64) -> Taken:
+def lasts(pairs: U64) -> Taken:
     """Which rows of (n, 2) are the last with their value. Keys are hashes: mostly no two of them
     share a word, and sorting one is enough; only rows that share it are compared whole."""
     words = np.sort(pairs[:, 0])

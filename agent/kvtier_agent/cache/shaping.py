@@ -122,7 +122,8 @@ class Shaping:
         """Pages found in L2 at start, oldest first; before any client. True: taken in."""
         size = self.geometry.page_bytes
         taken = adoption.adopt(self.shelves, size, keys, parents, depths, checksums, slots, tenants)
-        self.shelves.quotas.count_all()
+        if tenants is not None and tenants.any():
+            self.shelves.quotas.count_all()
         return taken
 
     def take_over(self, rows: Rows, names: list[str], backed: tuple[int, int]) -> None:

@@ -9,7 +9,7 @@ covered by the generations (see `journal_replay`) and, at last, by the checksum 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -28,7 +28,7 @@ from kvtier_agent.storage.journal_format import (
     Identity,
     Scanner,
 )
-from kvtier_agent.storage.journal_replay import merge
+from kvtier_agent.storage.journal_replay import generations_of, merge, pages_of
 
 READ_BYTES = 4 << 20
 
@@ -111,8 +111,10 @@ class JournalFile:
 class Contents:
     """What a folder's journal says."""
 
-    records: list[Events] = field(default_factory=list)
-    """In parts, as `merge` gives them."""
+    pages: list[Events] = field(default_factory=list)
+    """The PUTs of its records, one per page, in parts."""
+    generations: dict[int, int] = field(default_factory=dict)
+    """Segment -> its newest one."""
     old: Old = field(default_factory=Old)
     """The files it was read from."""
     number: int = 1
@@ -123,6 +125,12 @@ class Contents:
     """Behind the first damaged frame of each file."""
     reason: str = ""
     """Why there is nothing, if files are there that cannot be used."""
+
+    def keep(self, records: Iterable[Events]) -> None:
+        """Records as `merge` gives them, of which no more than a part is held at a time."""
+        for part in records:
+            self.generations.update(generations_of(part))
+            self.pages.append(pages_of(part))
 
 
 def read_journal(folder: Path, identity: Identity, io: FileIO, live: Live = unseen) -> Contents:
@@ -164,12 +172,11 @@ def read_journal(folder: Path, identity: Identity, io: FileIO, live: Live = unse
     if base:
         name = checkpoints[base]
         with JournalFile(folder / name, io) as file:
-            whole_segments = merge(_readable(file, live), events, identity.per_segment)
-            found.records = list(whole_segments)
+            found.keep(merge(_readable(file, live), events, identity.per_segment))
             found.dropped_bytes += file.dropped_bytes
             found.old.checkpoint, found.old.checkpoint_bytes = name, file.held_bytes
     else:
-        found.records = list(merge((), events, identity.per_segment))
+        found.keep(merge((), events, identity.per_segment))
     used = {name for name, _ in found.old.files()}
     found.stale = [name for name in headers if name not in used]
     return found

@@ -28,13 +28,14 @@ import numpy as np
 import structlog
 from numpy.typing import NDArray
 
+from kvtier_agent.cache.adoption import lasts
 from kvtier_agent.cache.geometry import Geometry, GeometryError
+from kvtier_agent.cache.record import as_u64_pairs
 from kvtier_agent.cache.words import take_records
 from kvtier_agent.storage.fileio import FileIO
 from kvtier_agent.storage.journal_files import TEMPORARY, is_journal_file
 from kvtier_agent.storage.journal_format import FORMAT_VERSION, NO_EVENTS, Events, NewerFormatError
 from kvtier_agent.storage.journal_reader import Contents, Live, read_journal, unseen
-from kvtier_agent.storage.journal_replay import generations_of, pages_of
 from kvtier_agent.storage.l2 import L2, Slots
 from kvtier_agent.storage.segment import LAYOUT_VERSION, Segment
 from kvtier_agent.storage.volume import LOCK_NAME, Volume, VolumeError, refused
@@ -47,7 +48,7 @@ log = structlog.get_logger("kvtier.storage.recovery")
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """Pages found at start, oldest first. Arrays of length n."""
+    """Pages found at start, each key once, oldest first. Arrays of length n."""
 
     keys: NDArray[np.uint8]
     parents: NDArray[np.uint8]
@@ -104,9 +105,7 @@ def _recover(l2: L2, live: Live) -> Found:
     read = [(volume, *_read(l2, volume, live)) for volume in l2.volumes]
     owners: dict[int, tuple[int, str]] = {}
     for volume, contents, pages in read:
-        generations: dict[int, int] = {}
-        for part in contents.records:
-            generations.update(generations_of(part))
+        generations = contents.generations
         for number in np.unique(pages["slot"] // l2.per_segment).tolist():
             # A volume that was away for a while may have segments that another one has by now.
             if generations[number] > owners.get(number, (-1, ""))[0]:
@@ -114,7 +113,6 @@ def _recover(l2: L2, live: Live) -> Found:
         for number, generation in generations.items():
             known = l2.journals.generations.get(number, 0)
             l2.journals.generations[number] = max(known, generation)
-        contents.records.clear()
     kept = []
     for volume, contents, pages in read:
         mine = {number for number, (_, name) in owners.items() if name == volume.name}
@@ -133,12 +131,14 @@ def _recover(l2: L2, live: Live) -> Found:
     order = np.argsort(found["sequence"], kind="stable")
     l2.sequence = int(found["sequence"][order[-1]]) + 1 if len(found) else 1
     l2.journals.found = found["slot"][order]
+    newest = lasts(as_u64_pairs(found["key"][order]))
+    order = order if newest.all() else order[newest]
     return Found(
         found["key"][order],
         found["parent"][order],
         found["depth"][order],
         found["checksum"][order],
-        l2.journals.found,
+        found["slot"][order],
         found["tenant"][order],
     )
 
@@ -235,7 +235,8 @@ def _read(l2: L2, volume: Volume, live: Live) -> tuple[Contents, Events]:
             contents = Contents(reason=f"its journal cannot be read: {error.strerror}")
     if contents.reason:
         log.warning("NVMe starts cold", volume=volume.name, reason=contents.reason)
-    pages = np.concatenate([NO_EVENTS, *(pages_of(part) for part in contents.records)])
+    pages = np.concatenate([NO_EVENTS, *contents.pages])
+    contents.pages.clear()
     if contents.dropped_bytes:
         log.warning(
             "the journal was cut short, as a power cut does",
@@ -285,6 +286,9 @@ def _inside(l2: L2, volume: Volume, slots: Slots) -> NDArray[np.bool_]:
 
 def _write_manifest(volume: Volume, geometry: Geometry) -> None:
     text = json.dumps({"layout": LAYOUT_VERSION, "geometry": asdict(geometry)}, indent=1)
+    with contextlib.suppress(OSError, ValueError):
+        if (volume.folder / MANIFEST_NAME).read_text() == text:
+            return  # it was flushed when it was written
     temporary = volume.folder / (MANIFEST_NAME + TEMPORARY)
     io = volume.io
     try:

@@ -5,7 +5,7 @@ import time
 
 import numpy as np
 import pytest
-from kvtier_agent.cache.adoption import _lasts
+from kvtier_agent.cache.adoption import lasts
 from kvtier_agent.cache.cache import Cache
 from kvtier_agent.cache.geometry import Geometry
 from kvtier_agent.cache.page_table import PageTable
@@ -130,4 +130,4 @@ def test_of_pages_found_more_than_once_the_last_counts():
         pairs = chance.integers(0, 12, (count, 2)).astype(np.uint64)
         last = {tuple(pair): i for i, pair in enumerate(pairs.tolist())}
         expected = [last[tuple(pair)] == i for i, pair in enumerate(pairs.tolist())]
-        assert _lasts(pairs).tolist() == expected
+        assert lasts(pairs).tolist() == expected

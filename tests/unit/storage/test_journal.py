@@ -12,7 +12,6 @@ from kvtier_agent.storage.journal import Journal
 from kvtier_agent.storage.journal_files import JournalSettings, Space
 from kvtier_agent.storage.journal_format import Identity
 from kvtier_agent.storage.journal_reader import read_journal
-from kvtier_agent.storage.journal_replay import generations_of, pages_of
 from kvtier_agent.storage.segment import PageStamp, SegmentGoneError
 from kvtier_agent.supervise import Heart
 
@@ -109,7 +108,7 @@ def put_until_full(journal):
 
 def slots_in(mount):
     found = read_journal(mount, IDENTITY, FileIO())
-    return [s for part in found.records for s in pages_of(part)["slot"].tolist()]
+    return [s for part in found.pages for s in part["slot"].tolist()]
 
 
 def test_what_was_said_is_read_back(make, mount):
@@ -118,12 +117,12 @@ def test_what_was_said_is_read_back(make, mount):
     put(journal, [4, 5, 9], generation=3, sequence=100)
     journal.delete(np.array([5], np.uint32), np.array([3], np.uint32))
     found = read_journal(mount, IDENTITY, FileIO())
-    pages = np.concatenate([pages_of(part) for part in found.records])
+    pages = np.concatenate(found.pages)
     assert pages["slot"].tolist() == [4, 9]
     assert pages["sequence"].tolist() == [100, 102]
     assert (pages["key"][1] == 9).all()
     assert pages["depth"].tolist() == [4, 9]
-    assert generations_of(np.concatenate(found.records)) == {1: 3, 2: 3}
+    assert found.generations == {1: 3, 2: 3}
     assert found.dropped_bytes == 0, "room that was laid out ahead is nothing lost"
 
 
@@ -370,7 +369,7 @@ def test_another_identity_is_a_reason_not_a_guess(make, mount):
         (Identity(b"f" * 16, 8, 12288), "8 of 12288"),
     ):
         found = read_journal(mount, other, FileIO())
-        assert not found.records
+        assert not found.pages
         assert words in found.reason
 
 
@@ -389,7 +388,7 @@ def test_a_drive_that_cannot_be_read_costs_records_and_no_file(make, io, mount):
 
     io.read = failing
     found = read_journal(mount, IDENTITY, io)
-    assert not found.records
+    assert not found.pages
     assert found.dropped_bytes
     io.read = read
     assert next(mount.glob("journal-*")).stat().st_size == size
