@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import threading
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from kvtier_agent import native
@@ -29,23 +29,37 @@ def why_no_ring() -> str:
     return ""
 
 
+class Faults(Protocol):
+    """What stands before a ring. `hangs`: what is submitted does not begin; `full`: there is no
+    place for one more file; `pin_error`: why no memory can be registered, 0: it can."""
+
+    hangs: bool
+    full: bool
+    pin_error: int
+
+    def outcome(self, operation: str, result: int, payload: Any, header: Any) -> int:
+        """What a transfer (`read`, `write`) that went well, of `result` bytes from or to this
+        memory, is said to have come to: bytes, or -errno."""
+
+
 class FaultyRing:
     """A ring before which `faults` stands. What fails has happened all the same, as it may on a
     drive; what hangs has not begun."""
 
-    def __init__(self, faults: RingFaultIO, ring: Any) -> None:
+    def __init__(self, faults: Faults, ring: Any, arena: Any, headers: Any) -> None:
         self.real = ring
+        self._memory = memoryview(arena).cast("B"), memoryview(headers).cast("B")
         self.pinned: list[tuple[int, int]] = []
         self.broken = 0
         self._faults = faults
         self._lock = threading.Lock()
-        self._operations: dict[int, int] = {}
+        self._rows: dict[int, list[int]] = {}
         self._hanging: list[np.ndarray] = []
 
     def submit(self, rows: np.ndarray, together: bool = False) -> None:
         with self._lock:
             for row in rows.tolist():
-                self._operations[row[_COLUMN["tag"]]] = row[_COLUMN["operation"]]
+                self._rows[row[_COLUMN["tag"]]] = row
             if self._faults.hangs:
                 self._hanging.append(np.array(rows))
                 return
@@ -62,12 +76,17 @@ class FaultyRing:
         done = np.frombuffer(self.real.collect(), COMPLETION).copy()
         for completion in done:
             with self._lock:
-                operation = self._operations.pop(int(completion["tag"]))
-            fault = self._faults.draw("read" if operation == READ else "write")
-            if fault == SHORT:
-                completion["result"] -= 4096
-            elif fault is not None:
-                completion["result"] = -fault
+                row = dict(
+                    zip(TRANSFER_COLUMNS, self._rows.pop(int(completion["tag"])), strict=True)
+                )
+            if completion["result"] > 0:
+                arena, headers = self._memory
+                completion["result"] = self._faults.outcome(
+                    "read" if row["operation"] == READ else "write",
+                    int(completion["result"]),
+                    arena[row["offset"] :][: row["length"]],
+                    headers[row["header_offset"] :][: row["header_length"]],
+                )
         return done.tobytes()
 
     def pin(self, offset: int, length: int) -> int:
@@ -100,7 +119,6 @@ class RingFaultIO(RingIO):
         self.writes: list[int | None] = []
         self.hangs = False
         self.full = False
-        """Has the ring no place for one more file?"""
         self.pin_error = 0
         self.rings: list[FaultyRing] = []
         self.seen: list[tuple[str, str]] = []
@@ -108,15 +126,18 @@ class RingFaultIO(RingIO):
         self.calls = 0
         """Transfers of pages by calls."""
 
-    def draw(self, operation: str) -> int | None:
+    def outcome(self, operation: str, result: int, payload: Any, header: Any) -> int:
         faults = self.reads if operation == "read" else self.writes
-        return faults.pop(0) if faults else None
+        fault = faults.pop(0) if faults else None
+        if fault is None:
+            return result
+        return result - 4096 if fault == SHORT else -fault
 
     def ring(self, arena: Any, headers: Any = None, **settings: int) -> Any:
         made = super().ring(arena, headers, **settings)
         if headers is None:
             return made
-        self.rings.append(FaultyRing(self, made))
+        self.rings.append(FaultyRing(self, made, arena, headers))
         return self.rings[-1]
 
     def noticed(self, operation: str, fault: str, count: int = 1) -> None:

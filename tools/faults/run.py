@@ -82,11 +82,17 @@ class _Quiet:
 
 
 def run(
-    trace: Trace, folder: Path, seed: int, chances: Chances, sizes: Sizes, least_faults: int = 0
+    trace: Trace,
+    folder: Path,
+    seed: int,
+    chances: Chances,
+    sizes: Sizes,
+    least_faults: int = 0,
+    kind: type[FailingDrive] = FailingDrive,
 ) -> Seen:
     """`folder`: of the agent's sockets and volume, with a short name. The trace is replayed with
-    other keys until there were `least_faults`."""
-    drive = FailingDrive(seed, chances)
+    other keys until there were `least_faults`. `kind`: of drive; the first has no rings."""
+    drive = kind(seed, chances)
     page = sizes.page_bytes
     agent = SmallAgent(
         folder, l0=sizes.l0 * page, l1=sizes.l1 * page, l2=sizes.l2 * (page + 4096), io=drive,

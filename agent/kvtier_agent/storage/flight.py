@@ -148,8 +148,8 @@ class Flight:
         for run in self.runs:
             failed = self.results[run.where] != self.l2.stride
             if failed.any():
-                page = int(run.where[int(np.argmax(failed))])
-                self.writing.settle(run, self._error(page, "write", io), failed)
+                errors = [self._error(page, "write", io) for page in run.where[failed].tolist()]
+                self.writing.settle(run, errors[0], failed)
             else:
                 self.writing.settle(run)
         return self.writing.status, self.writing.error

@@ -9,10 +9,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from faults.drive import Chances
+from faults.drive import Chances, FailingDrive
+from faults.rings import FailingRings
 from faults.run import Seen, Sizes, run
 from kvtier_agent.replay.sessions import SessionSettings, SessionTraffic
 from kvtier_agent.replay.trace import Trace, read_trace
+from ring_faults import why_no_ring
 
 RECORDED = Path(__file__).parents[4] / "shared/data/traces/mooncake_conversation.jsonl.gz"
 EVERY_KIND = {"EIO", "ENOSPC", "EROFS", "short", "slow", "checksum"}
@@ -45,9 +47,18 @@ def kinds(seen: Seen) -> set[str]:
 
 @pytest.mark.timeout(300)
 @pytest.mark.usefixtures("impatient")
-def test_a_drive_that_fails_costs_misses_and_nothing_else(folder: Path) -> None:
+@pytest.mark.parametrize("kind", [
+    FailingDrive,
+    pytest.param(
+        FailingRings, marks=pytest.mark.skipif(bool(why_no_ring()), reason=why_no_ring())
+    ),
+])  # fmt: skip
+def test_a_drive_that_fails_costs_misses_and_nothing_else(
+    folder: Path, kind: type[FailingDrive]
+) -> None:
     chances = Chances(fault=0.05, slow_seconds=2.0, most_slow=3)
-    seen = run(generated(400, seed=2), folder, 2, chances, Sizes(), least_faults=80)
+    trace = generated(400, seed=2)
+    seen = run(trace, folder, 2, chances, Sizes(), least_faults=80, kind=kind)
     assert seen.problems() == []
     assert kinds(seen) == EVERY_KIND
     assert seen.hits_l2 > 0, "nothing came back from the drive"
