@@ -164,7 +164,7 @@ class Channel:
             counters=merged_counters(cache.counters, dispatcher.accounts.tally),
             latency={pair: latency.frozen() for pair, latency in self.latency.items()},
             clients=len(self.sessions),
-            engine_pool_bytes=sum(session.kv_pool_bytes for session in self.sessions),
+            engine_pool_bytes=self.sessions.pool_bytes,
             parked_loads=dispatcher.parked,
             open_questions=dispatcher.accounts.open_questions,
             messages=dispatcher.messages,

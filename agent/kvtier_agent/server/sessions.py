@@ -54,6 +54,12 @@ class Sessions:
     def __iter__(self) -> Iterator[Session]:
         return iter(list(self._by_number.values()))
 
+    @property
+    def pool_bytes(self) -> int:
+        """KV pools of the engines that are here. One without a lifeline may be a try that was given
+        up: that engine has said hello again since, and would count twice."""
+        return sum(s.kv_pool_bytes for s in self if s.lifeline is not None)
+
     def open(self, now: float, identity: bytes, hello: Hello, protocol: int) -> Session:
         """A new session for a client that said hello and may come in."""
         session = Session(

@@ -308,3 +308,30 @@ def test_a_browser_at_the_message_socket_is_no_harm(
         stranger.sendall(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n" * 10)
         assert client.ping()
     assert client.ping()
+
+
+def test_an_engine_that_gave_a_try_up_and_came_again_has_one_pool(
+    agent: Any, raw: Raw, until: Callable[..., bool]
+) -> None:
+    """Where L0 is the engine's the DRAM tier follows its pool, and does not shrink again."""
+
+    def pool() -> int:
+        return int(agent.loop.snapshot.domains["default"].engine_pool_bytes)
+
+    assert isinstance(raw.hello(kv_pool_bytes=8 << 20), p.Welcome)
+    again = Raw(agent.socket())
+    try:
+        welcome = again.hello(kv_pool_bytes=8 << 20)
+        assert isinstance(welcome, p.Welcome)
+        with again.lifeline(welcome):
+            seen: set[int] = set()
+
+            def settled() -> bool:
+                seen.add(pool())
+                return 8 << 20 in seen
+
+            assert until(settled)
+            assert seen <= {0, 8 << 20}
+            assert agent.loop.snapshot.domains["default"].clients == 2
+    finally:
+        again.close()
