@@ -12,8 +12,12 @@ import numpy as np
 import pytest
 import xxhash
 from agents_in_turn import Node
+from journal_work import IDENTITY, SETTINGS, CountingIO
 from kvtier_agent.cache.geometry import Geometry
 from kvtier_agent.storage.fileio import FileIO
+from kvtier_agent.storage.journal import Journal
+from kvtier_agent.storage.journal_files import Space
+from kvtier_agent.storage.journal_reader import read_journal
 from kvtier_agent.storage.l2 import L2
 from kvtier_agent.storage.segment import PageStamp
 from kvtier_agent.storage.volume import Volume
@@ -159,3 +163,26 @@ def node(tmp_path: Path) -> Iterator[Node]:
 def way(request: pytest.FixtureRequest) -> str:
     """How an agent ends."""
     return str(request.param)
+
+
+@pytest.fixture
+def io():
+    return CountingIO()
+
+
+@pytest.fixture
+def make(mount, io):
+    made = []
+
+    def build(space=1 << 20, io=io, **options):
+        found = read_journal(mount, IDENTITY, io)
+        journal = Journal(
+            mount, IDENTITY, io, Space(space), SETTINGS, cap_bytes=1 << 20, old=found.old,
+            number=found.number, **options,
+        )  # fmt: skip
+        made.append(journal)
+        return journal
+
+    yield build
+    for one in made:
+        one.close()
