@@ -16,6 +16,7 @@ import tempfile
 from collections import Counter
 from pathlib import Path
 
+import leftovers
 import numpy as np
 import xxhash
 from hypothesis import strategies as st
@@ -114,7 +115,7 @@ class CacheMachine(PinRules, TenantRules, RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.folder = Path(tempfile.mkdtemp(prefix="kvtier-test-", dir=SCRATCH))
+        self.folder = Path(tempfile.mkdtemp(prefix=leftovers.owned_name(), dir=SCRATCH))
         (self.folder / "data0").mkdir()
         self.io = FaultyIO()
         self.now = 1.0

@@ -8,6 +8,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+import leftovers
 import pytest
 from faults.drive import Chances, FailingDrive
 from faults.rings import FailingRings
@@ -23,7 +24,7 @@ EVERY_KIND = {"EIO", "ENOSPC", "EROFS", "short", "slow", "checksum"}
 @pytest.fixture
 def folder() -> Iterator[Path]:
     """With a short name, for sockets; in memory, so that no call is slow of itself."""
-    path = Path(tempfile.mkdtemp(prefix="kvtier-test-faults-", dir="/dev/shm"))
+    path = Path(tempfile.mkdtemp(prefix=leftovers.owned_name("faults-"), dir="/dev/shm"))
     yield path
     shutil.rmtree(path, ignore_errors=True)
 
