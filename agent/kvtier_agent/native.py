@@ -16,7 +16,7 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Mapping
-from typing import Any, Literal, Protocol
+from typing import Any, Final, Literal, Protocol
 
 import numpy as np
 import xxhash
@@ -24,6 +24,9 @@ from numpy.typing import NDArray
 
 Offsets = NDArray[np.uint64]
 Side = Literal["source", "target"]
+
+NEEDED: Final = ("Guard", "Index", "Ring", "checksum", "checksums", "copy_checksums", "kernels")
+"""What this version uses of the extension, which is installed by itself and may be an older one."""
 
 STREAMING_BYTES = 256 << 10
 """Pieces of at least this size are written past the processor's cache."""
@@ -182,6 +185,9 @@ def load(environ: Mapping[str, str]) -> tuple[Any, str]:
         import kvtier_native
     except ImportError as error:
         return None, f"kvtier_native cannot be imported: {error}"
+    missing = [name for name in NEEDED if not hasattr(kvtier_native, name)]
+    if missing:
+        return None, f"kvtier_native is of another version: it lacks {', '.join(missing)}"
     return kvtier_native, ""
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import mmap
+import sys
 import threading
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -215,3 +217,13 @@ def test_the_variable_leaves_the_extension_out() -> None:
     assert module is None
     assert "write 1 to use the extension, or 0 not to" in why
     assert (native.NATIVE is None) == bool(native.WHY_NOT)
+
+
+def test_an_extension_of_an_older_version_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    older = ModuleType("kvtier_native")
+    for name in native.NEEDED[1:]:
+        setattr(older, name, object())
+    monkeypatch.setitem(sys.modules, "kvtier_native", older)
+    module, why = native.load({})
+    assert module is None
+    assert why == f"kvtier_native is of another version: it lacks {native.NEEDED[0]}"
