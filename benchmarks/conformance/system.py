@@ -12,12 +12,14 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+import numpy as np
+
 ADAPTERS = Path(__file__).parent / "adapters"
 sys.path.insert(0, str(ADAPTERS))
 
 from common import PAGE_BYTES, content  # noqa: E402
 
-SAMPLE_BYTES = 64
+SECTOR = 512
 ORDER_SECONDS = 300.0
 
 
@@ -28,6 +30,18 @@ def _environment() -> dict[str, str]:
 
 class AdapterError(Exception):
     """An adapter failed; its last words."""
+
+
+def _flip(path: Path, offset: int, mask: int) -> None:
+    """On the drive, and not in the page cache beside it."""
+    with path.open("r+b") as file:
+        file.seek(offset)
+        byte = file.read(1)[0]
+        file.seek(offset)
+        file.write(bytes([byte ^ mask]))
+        file.flush()
+        os.fsync(file.fileno())
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 class System:
@@ -93,27 +107,16 @@ class System:
 
     def flip_bits(self, numbers: list[int], chance: random.Random) -> list[int]:
         """Flip one bit in every copy of these pages on disk; the numbers of those that were found
-        there. A page is found by its first bytes, whatever the layout of the files."""
-        wanted = {content(n)[:SAMPLE_BYTES].tobytes(): n for n in numbers}
+        there. A page is found by its first bytes, at any sector, whatever the layout of files."""
+        first = {int(content(n)[:8].view(np.uint64)[0]): n for n in numbers}
         flipped: set[int] = set()
         for path in sorted(p for p in self.folder.rglob("*") if p.is_file()):
-            if path.stat().st_size < PAGE_BYTES:
-                continue
-            data = path.read_bytes()
-            for sample, number in wanted.items():
-                at = data.find(sample)
-                while at >= 0:
-                    bit = chance.randrange(8 * SAMPLE_BYTES, 8 * PAGE_BYTES)
-                    with path.open("r+b") as file:
-                        file.seek(at + bit // 8)
-                        byte = file.read(1)[0]
-                        file.seek(at + bit // 8)
-                        file.write(bytes([byte ^ 1 << bit % 8]))
-                        file.flush()
-                        os.fsync(file.fileno())
-                        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-                    flipped.add(number)
-                    at = data.find(sample, at + PAGE_BYTES)
+            words = np.fromfile(path, np.uint64, path.stat().st_size // SECTOR * SECTOR // 8)
+            starts = words[:: SECTOR // 8]
+            for sector in np.flatnonzero(np.isin(starts, np.array([*first], np.uint64))):
+                bit = chance.randrange(8 * PAGE_BYTES)
+                _flip(path, int(sector) * SECTOR + bit // 8, 1 << bit % 8)
+                flipped.add(first[int(starts[sector])])
         return sorted(flipped)
 
     def _words(self) -> str:
