@@ -193,6 +193,7 @@ def in_a_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Here]:
         yield here
         here.agent.stop()
         assert here.supervisor.names() == []
+        assert not arena_folder(Path("/dev/shm"), run_dir).exists(), "memory without a page is free"
 
 
 @pytest.fixture(params=["alone", "in_a_cluster"])
