@@ -21,6 +21,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
+from numpy.typing import NDArray
 
 from kvtier_agent.cache.identity import KEY_BYTES, KeyArray
 from kvtier_agent.cache.loads import Loads
@@ -75,55 +76,67 @@ class Pins:
         status = np.full(len(keys), PinStatus.ABSENT, dtype=np.uint8)
         tier = np.full(len(keys), MISS, dtype=np.uint8)
         tier[there] = TIER_OF_STATE[table.state[rows[there]]]
-        raw = np.ascontiguousarray(keys).tobytes()
+        names = _names(keys)
+        which = np.flatnonzero(there)
+        memory = np.where(READ_L0[table.state[rows[which]]], 0, 1)
+        self._end(client, self._outlived(client, names, rows, which))
         fresh = []
-        for i in np.flatnonzero(there).tolist():
-            key = raw[i * KEY_BYTES : (i + 1) * KEY_BYTES]
-            status[i], new = self._one(client, key, int(rows[i]))
+        for i, row, level in zip(
+            which.tolist(), rows[which].tolist(), memory.tolist(), strict=True
+        ):
+            status[i], new = self._one(client, names[i], row, level)
             if new:
                 fresh.append(i)
-        down = [i for i in fresh if table.state[rows[i]] == State.IN2]
-        if down:
-            up = self.traffic.read(now, rows[down])
-            over = down[up.size :]
-            self._end(client, [raw[i * KEY_BYTES : (i + 1) * KEY_BYTES] for i in over])
+        new_rows = rows[fresh]
+        table.pins[new_rows] += np.uint32(1)
+        table.raise_flag(new_rows, Flag.PINNED)
+        down = np.array(fresh, dtype=np.intp)[table.state[new_rows] == State.IN2]
+        if down.size:
+            over = down[self.traffic.read(now, rows[down]).size :]
+            self._end(client, [names[i] for i in over.tolist()])
             status[over] = PinStatus.REFUSED_SPACE
         counters = self.shelves.counters
-        counters.pinned += len(fresh) - int((status[fresh] != PinStatus.PINNED).sum())
+        counters.pinned += int((status[fresh] == PinStatus.PINNED).sum())
         counters.refused_pins += int((status >= PinStatus.REFUSED_SPACE).sum())
-        if client in self._of:
+        if self._of.get(client):
             self._heard[client] = now
+        else:
+            self._of.pop(client, None)
         return PinResult(status, tier)
 
-    def _one(self, client: int, key: bytes, row: int) -> tuple[PinStatus, bool]:
-        """What becomes of one page that is there, and whether that is a new pin."""
-        mine = self._of.get(client, {})
-        before = mine.get(key)
-        if before == row:
+    def _outlived(
+        self, client: int, names: list[bytes], rows: Rows, which: NDArray[np.intp]
+    ) -> list[bytes]:
+        """Of the pages that are there: keys that the client pinned when they were another page's,
+        that was deleted since."""
+        mine = self._of.get(client)
+        if not mine:
+            return []
+        pairs = zip(which.tolist(), rows[which].tolist(), strict=True)
+        return [names[i] for i, row in pairs if mine.get(names[i], row) != row]
+
+    def _one(self, client: int, key: bytes, row: int, tier: int) -> tuple[PinStatus, bool]:
+        """What becomes of one page that is there, and whether that is a new pin (to be noted in
+        its record)."""
+        mine = self._of.setdefault(client, {})
+        if key in mine:
             return PinStatus.PINNED, False
-        if before is not None:  # of a page that was deleted since
-            self._end(client, [key])
         if len(mine) >= self.settings.max_pins_per_client:
             return PinStatus.REFUSED_LIMIT, False
-        table = self.shelves.table
         held = self.rows.get(row)
         if held is None:
-            tier = 0 if READ_L0[table.state[row]] else 1
             if self.held[tier] >= self._most(tier):
                 return PinStatus.REFUSED_SPACE, False
             held = self.rows[row] = _Held(tier)
             self.held[tier] += 1
-            table.flags[row] |= np.uint8(Flag.PINNED)
         held.keys[client] = key
-        self._of.setdefault(client, {})[key] = row
+        mine[key] = row
         self.count += 1
-        table.pins[row] += np.uint32(1)
         return PinStatus.PINNED, True
 
     def unpin(self, client: int, keys: KeyArray) -> int:
         """See `Cache.unpin`."""
-        raw = np.ascontiguousarray(keys).tobytes()
-        return self._end(client, [raw[i : i + KEY_BYTES] for i in range(0, len(raw), KEY_BYTES)])
+        return self._end(client, _names(keys))
 
     def heard(self, now: float, client: int) -> None:
         """A sign of life of a client: its pins go on."""
@@ -195,3 +208,8 @@ class Pins:
             self.shelves.table.clear_flag(np.array(free, dtype=np.uint32), Flag.PINNED)
             self.loads.unpin(np.array(ended, dtype=np.uint32))
         return len(ended)
+
+
+def _names(keys: KeyArray) -> list[bytes]:
+    raw = np.ascontiguousarray(keys).tobytes()
+    return [raw[i : i + KEY_BYTES] for i in range(0, len(raw), KEY_BYTES)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +13,10 @@ from kvtier_agent.server import protocol as p
 from kvtier_agent.server.answers import Deleted, Pinned
 from kvtier_agent.server.arguments import as_keys
 from kvtier_agent.server.link import Link
+
+
+AT_ONCE: Final = 4096
+"""Keys of one call: they cost the agent some milliseconds, in which others wait."""
 
 
 class Keeping:
@@ -38,7 +42,7 @@ class Keeping:
         connection = self._link.here()
         if connection is None or connection.welcome.protocol < p.PINS_SINCE:
             return
-        most = connection.welcome.max_keys
+        most = min(connection.welcome.max_keys, AT_ONCE)
         for start in range(0, len(names), most):
             message = p.Unpin(0, connection.welcome.boot)
             self._link.post(connection, message, names[start : start + most].tobytes())
@@ -69,7 +73,8 @@ class Keeping:
                 if welcome.protocol < p.PINS_SINCE:
                     status[start:] = Pinned.UNSUPPORTED
                     break
-                part = names[start : start + max(1, welcome.max_keys // parts)]
+                most = max(1, min(welcome.max_keys, AT_ONCE) // parts)
+                part = names[start : start + most]
                 connection.holds_pins |= kind is p.Pinned
                 _, columns = connection.request(
                     request(connection.next_id(), welcome.boot), (part.data,), left, kind
