@@ -14,7 +14,6 @@ from kvtier_agent.server.answers import Deleted, Pinned
 from kvtier_agent.server.arguments import as_keys
 from kvtier_agent.server.link import Link
 
-
 AT_ONCE: Final = 4096
 """Keys of one call: they cost the agent some milliseconds, in which others wait."""
 
