@@ -200,15 +200,25 @@ def test_two_agents_for_one_node_both_live_and_both_say_so_until_one_ends(
     revision = ktn("node-k", SECTIONS, interval=1)
     one, two = node_side("node-k"), node_side("node-k")
     kube.eventually(in_force(kube, "node-k", revision), what="in force")
-    kube.eventually(lambda: one.cluster.rival() and two.cluster.rival(), what="each sees the other")
     kube.eventually(
-        lambda: condition(kube, "node-k", "Ready") == ("False", "TwoAgents"), what="the status says"
+        lambda: one.cluster.rival() and two.cluster.rival(),
+        what="each sees the other",
+        timeout=30.0,
+    )
+    kube.eventually(
+        lambda: condition(kube, "node-k", "Ready") == ("False", "TwoAgents"),
+        what="the status says",
+        timeout=30.0,
     )
     assert one.supervisor.causes() == []
     assert two.supervisor.causes() == []
     assert status(kube, "node-k")["bootID"] in ("boot-1", "boot-2")
     assert two.supervisor.stop(10.0) == []
     kube.eventually(
-        lambda: condition(kube, "node-k", "Ready") == ("True", "InForce"), what="alone again"
+        lambda: (
+            status(kube, "node-k")["bootID"] == "boot-1"
+            and condition(kube, "node-k", "Ready") == ("True", "InForce")
+        ),
+        what="alone again",
+        timeout=30.0,
     )
-    assert status(kube, "node-k")["bootID"] == "boot-1"
