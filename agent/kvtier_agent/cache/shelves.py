@@ -38,6 +38,8 @@ class Shelves:
         self.pool2 = SegmentPool(maxima[2])
         self.pools = (SlotPool(maxima[0]), SlotPool(maxima[1]), self.pool2)
         self.logs = (TouchLog(), TouchLog())
+        self.copied = TouchLog()
+        """Of the pages of L1 those whose copy lies in L2: to take their slot loses nothing."""
         self.frozen = FrozenBook()
         self.counters = Counters()
         self.quotas = Quotas(table)
@@ -64,6 +66,8 @@ class Shelves:
             if here.any():
                 enter = self.logs[tier].push_cold if cold else self.logs[tier].append
                 enter(rows[here], stamps[here])
+                if tier and (copied := (table.tiers[rows[here]] & HAS_L2) != 0).any():
+                    self.copied.append(rows[here][copied], stamps[here][copied])
         if self.quotas.shares:
             self.quotas.stamped(rows, stamps, cold=cold)
         return stamps
@@ -115,6 +119,11 @@ class Shelves:
         """Up to `count` of the coldest pages that may leave L0 or L1; they leave its log."""
         return self.logs[tier].pop(count, (self._leaves0, self._leaves1)[tier])
 
+    def copies(self, count: int) -> Rows:
+        """Up to `count` pages that may leave L1 and have their copy in L2, those first that were
+        touched longest ago."""
+        return self.copied.pop(count, self._leaves1_copied)
+
     def put_back(self, tier: int, rows: Rows) -> None:
         """Victims that could not leave after all: they are still the coldest."""
         self.logs[tier].push_cold(rows, self.table.touch[rows])
@@ -123,6 +132,7 @@ class Shelves:
         tests = (self._leaves0, self._leaves1)
         for pool, log, test in zip(self.pools[:2], self.logs, tests, strict=True):
             log.compact(pool.used, test)
+        self.copied.compact(self.pools[1].used, self._leaves1_copied)
 
     def _leaves(self, rows: Rows, stamps: Stamps, home: State) -> NDArray[np.bool_]:
         table = self.table
@@ -142,6 +152,10 @@ class Shelves:
 
     def _leaves1(self, rows: Rows, stamps: Stamps) -> NDArray[np.bool_]:
         return self._leaves(rows, stamps, State.IN1)
+
+    def _leaves1_copied(self, rows: Rows, stamps: Stamps) -> NDArray[np.bool_]:
+        copied: NDArray[np.bool_] = (self.table.tiers[rows] & HAS_L2) != 0
+        return copied & self._leaves(rows, stamps, State.IN1)
 
     def limit(self, slots: tuple[int, int, int]) -> None:
         """New limits of the tiers."""

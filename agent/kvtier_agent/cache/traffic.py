@@ -13,7 +13,8 @@ just gives its slot back; L2 admits it and it is queued for writing; else it is 
 are queued or under way are bounded by `write_queue_bytes` and by half of L1's slots; from 90 % of
 the bytes on, at that half, and while NVMe is failing, cold pages are dropped in the batch instead
 of queued (emergency eviction), so memory never runs out whatever the drive does, and puts go on. A
-read from L2 that finds no free slot makes room in the same way.
+read from L2 that finds no free slot takes that of a page with a copy in L2, and only where there is
+none that of the coldest: reading a long past must not cost what was never written.
 
 L2 full: whole segments are emptied (`reclaim`). If a page of one lies in L1 as well, only its copy
 goes and the page itself stays.
@@ -219,7 +220,10 @@ class Traffic:
             over = self.trimming.beyond(now, rows, 1)
             rows = rows[: int(over.argmax())] if over.any() else rows
         if pool.available < rows.size:
-            # An engine waits for these: the coldest make room at once instead of being written.
+            # An engine waits for these. What was read before and has its copy below makes room
+            # first; else the coldest do at once, instead of being written.
+            self.go_down(now, shelves.copies(rows.size - pool.available))
+        if pool.available < rows.size:
             self.go_down(now, shelves.victims(1, rows.size - pool.available), at_once=True)
         slots = pool.take(rows.size)
         rows = rows[: slots.size]

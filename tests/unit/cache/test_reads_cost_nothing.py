@@ -1,0 +1,76 @@
+"""Reading a long past from NVMe costs no page that was not written yet."""
+
+from __future__ import annotations
+
+import numpy as np
+from kvtier_agent.cache.cache import Cache
+from kvtier_agent.cache.geometry import Geometry
+from kvtier_agent.cache.moves import MoveKind, MoveStatus, Outcome
+from kvtier_agent.cache.page_table import PageTable
+from kvtier_agent.cache.results import MISS, PutStatus
+from kvtier_agent.cache.settings import Behaviour, Budgets, CacheSettings
+from kvtier_agent.cache.snapshot import check_books
+
+PAGE = 4096
+GEOMETRY = Geometry.of_page_bytes(PAGE, 16)
+DRAM, PAGES = 64, 256
+KEYS = np.random.default_rng(1).integers(0, 256, (PAGES, 16), dtype=np.uint8)
+
+
+class World:
+    """A cache without L0; of its moves those in `slow` do not end."""
+
+    def __init__(self) -> None:
+        self.cache = Cache(
+            PageTable(max_pages=1 << 12), GEOMETRY, settings=CacheSettings(max_pages=1 << 12)
+        )
+        self.slow: set[MoveKind] = set()
+        self.now = 1.0
+        budgets = Budgets(0, DRAM * PAGE, 1024 * GEOMETRY.nvme_slot_bytes, ("data0",), 0)
+        self.cache.reconfigure(self.now, Behaviour(cool_down_seconds=0), budgets)
+
+    def turn(self) -> None:
+        while moves := [m for m in self.cache.take_moves() if m.kind not in self.slow]:
+            for move in moves:
+                self.cache.move_done(self.now, move, Outcome.uniform(move, MoveStatus.OK))
+
+    def put(self, i: int) -> None:
+        self.now += 0.01
+        key = KEYS[i : i + 1]
+        assert self.cache.reserve(self.now, 1, key).status[0] == PutStatus.OFFERED
+        self.cache.commit(self.now, 1, key, np.zeros(1, dtype=np.uint64))
+        self.turn()
+
+    def read(self, i: int) -> bool:
+        self.now += 0.01
+        ticket = self.cache.load(self.now, 1, KEYS[i : i + 1], self.now + 5)
+        self.turn()
+        there = bool(ticket.done and ticket.tier[0] != MISS) or not ticket.done
+        self.cache.release(self.now, 1, ticket.lease)
+        self.turn()
+        return there
+
+
+def test_every_page_is_there_after_all_were_asked_for_while_the_drive_takes_no_writes() -> None:
+    world = World()
+    for i in range(PAGES):
+        world.put(i)
+    before = world.cache.counters.evicted_l1
+    world.slow = {MoveKind.WRITE}  # from here on nothing that is only in DRAM can be saved
+    found = [world.read(i) for i in range(PAGES)]
+    assert all(found)
+    assert world.cache.counters.evicted_l1 == before == 0
+    assert (world.cache.lookup(KEYS).tiers != MISS).all()
+    check_books(world.cache)
+
+
+def test_a_read_still_finds_room_where_no_page_has_a_copy() -> None:
+    world = World()
+    for i in range(PAGES):
+        world.put(i)
+    world.slow = {MoveKind.WRITE, MoveKind.READ}  # what is read never lands: no copy in DRAM
+    for i in range(DRAM):
+        world.cache.load(world.now, 1, KEYS[i : i + 1], world.now + 5)
+        world.turn()
+    assert world.cache.counters.evicted_l1 > 0, "the coldest made room for those who wait"
+    check_books(world.cache)
