@@ -26,6 +26,7 @@ from kvtier_agent.server.snapshot import (
     statistics,
 )
 from kvtier_agent.server.tracing import Tracing
+from kvtier_agent.server.wire import send_frames
 
 _POLLIN = int(zmq.POLLIN)
 _ENDED = zmq.EVENT_DISCONNECTED
@@ -204,7 +205,7 @@ class Channel:
 
     def _send(self, identity: bytes, frames: list[Any]) -> None:
         try:
-            self.socket.send_multipart([identity, *frames], zmq.NOBLOCK)
+            send_frames(self.socket, [identity, *frames])
         except zmq.ZMQError:
             # Gone, or so slow that its queue is full: its lifeline or its timeout tells.
             self.dropped_replies += 1

@@ -29,6 +29,7 @@ from kvtier_agent.cache.identity import KEY_VERSION
 from kvtier_agent.cache.results import PutStatus
 from kvtier_agent.server import protocol as p
 from kvtier_agent.server.mapping import Mapped, map_arenas
+from kvtier_agent.server.wire import receive_frames, send_frames
 
 R = TypeVar("R", bound=p.Reply)
 Buffer = bytes | memoryview
@@ -174,7 +175,7 @@ class Connection:
         """The next message, if it comes at once, as nearly all do: heard in the shortest way, which
         does not hear the lifeline."""
         try:
-            return self._socket.recv_multipart()
+            return receive_frames(self._socket, wait=True)
         except zmq.Again:
             return None
 
@@ -183,7 +184,7 @@ class Connection:
         events = self._poller.poll(_milliseconds(seconds))
         ready = {entry[0] for entry in events}
         if self._socket in ready:
-            return self._socket.recv_multipart(zmq.NOBLOCK)
+            return receive_frames(self._socket)
         if ready and self._lifeline_ended():
             raise AgentGoneError("the agent is gone")
         return None
@@ -201,7 +202,7 @@ class Connection:
         """Send a message that wants no reply; dropped when the agent does not take messages."""
         self._spoke = time.monotonic()
         with contextlib.suppress(zmq.ZMQError):
-            self._socket.send_multipart([p.encode(message), *buffers], zmq.NOBLOCK)
+            send_frames(self._socket, [p.encode(message), *buffers])
 
     def keep_pins(self) -> None:
         """Pins end when the agent hears nothing for too long: give a sign of life in time."""
@@ -217,7 +218,7 @@ class Connection:
     def alive(self) -> bool:
         """Take late answers in, and look whether the agent is still there."""
         while self._socket.poll(0):
-            self._take_late(self._socket.recv_multipart(zmq.NOBLOCK))
+            self._take_late(receive_frames(self._socket))
         return not self._lifeline_ended()
 
     def close(self) -> None:
@@ -240,7 +241,7 @@ class Connection:
         self._spoke = time.monotonic()
         while True:
             try:
-                self._socket.send_multipart(frames, zmq.NOBLOCK)
+                send_frames(self._socket, frames)
                 return
             except zmq.Again:
                 left = end - time.monotonic()
