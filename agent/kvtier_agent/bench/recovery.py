@@ -1,4 +1,5 @@
-"""`recovery`: how soon a killed agent answers again, and what a page costs it in heap.
+"""`recovery`: how soon a killed agent answers again, and what a page costs it in heap and in shared
+memory, where the page table lies.
 
 The volume is filled through an agent, with real pages of the least size, so that whatever the
 storage keeps about pages is there as it is in service. Then, for each round, the agent is killed
@@ -34,6 +35,8 @@ QUEUE_BYTES: Final = 8 * CHAIN * PAGE_BYTES
 SETTLE_SECONDS: Final = 120.0
 """How long nothing may happen before it is a problem."""
 RECOVER_SECONDS: Final = 600.0
+HEAP_SECONDS: Final = 12.0
+"""An agent gives back what it freed every ten seconds."""
 LOOK_SECONDS: Final = 0.02
 """Between two looks at a restarted agent, which needs its time for other things."""
 SAMPLE: Final = 16
@@ -57,7 +60,10 @@ def run(stand: Stand, settings: RecoverySettings, say: Callable[[str], None]) ->
     client = stand.client()
     empty = machine.heap_bytes(stand.agent.pid)
     chains = _fill(client, settings.pages + DRAM_PAGES, say)
-    heap = (machine.heap_bytes(stand.agent.pid) - empty) / (settings.pages + DRAM_PAGES)
+    known = settings.pages + DRAM_PAGES
+    heap = (_settled_heap(stand.agent.pid) - empty) / known
+    tables = stand.agent.folder.rglob("*.table")
+    shared = sum(table.stat().st_blocks * 512 for table in tables) / known
     held = client.stats()["tiers"]["nvme"]["pages"]
     chains = chains[: settings.pages // CHAIN] or chains[:1]
     asked = chains[:: max(1, len(chains) // SAMPLE)]
@@ -75,9 +81,23 @@ def run(stand: Stand, settings: RecoverySettings, say: Callable[[str], None]) ->
         Figure(
             name_of(settings.pages), Spread.of(seconds), None,
             "an agent that forgets its pages has nothing to recover", "seconds", False,
-            {"heap_bytes_per_page": heap, "pages_on_drive": float(held)},
+            {
+                "heap_bytes_per_page": heap,
+                "shared_bytes_per_page": shared,
+                "pages_on_drive": float(held),
+            },
         )
     ]  # fmt: skip
+
+
+def _settled_heap(pid: int) -> int:
+    """Bytes of a process that was busy until just now, once it had time to tidy."""
+    looks = []
+    end = time.monotonic() + HEAP_SECONDS
+    while time.monotonic() < end:
+        looks.append(machine.heap_bytes(pid))
+        time.sleep(0.5)
+    return min(looks)
 
 
 def _fill(client: Client, pages: int, say: Callable[[str], None]) -> list[np.ndarray]:

@@ -20,6 +20,7 @@ from typing import Any, Final
 
 import structlog
 
+from kvtier_agent import heap
 from kvtier_agent.cache.snapshot import NAMES as TIERS
 from kvtier_agent.node import counters, status
 from kvtier_agent.node.cadence import urgent_part
@@ -37,6 +38,7 @@ __all__ = ["StatusBoard"]
 
 SAVE_SECONDS: Final = 5.0
 LOOK_SECONDS: Final = 0.5
+HEAP_SECONDS: Final = 10.0
 
 log = structlog.get_logger(__name__)
 
@@ -95,10 +97,14 @@ class StatusBoard:
         self._wake.set()
 
     def run(self, heart: Heart) -> None:
-        """Until the heart is asked to stop."""
+        """Until the heart is asked to stop. Of the process's own state it minds the heap too."""
+        tidied = self._clock()
         while not heart.stopping.is_set():
             heart.beat()
             self.save()
+            if self._clock() - tidied >= HEAP_SECONDS:
+                heap.give_back()
+                tidied = self._clock()
             self._wake.wait(LOOK_SECONDS)
             self._wake.clear()
 

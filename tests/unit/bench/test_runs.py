@@ -27,7 +27,7 @@ EXTRA = {
     "memory": {"cpu_seconds_per_gb", "p99_seconds"},
     "lookup": {"p99_seconds"},
     "l2": {"cpu_seconds_per_gb"},
-    "recovery": {"heap_bytes_per_page"},
+    "recovery": {"heap_bytes_per_page", "shared_bytes_per_page"},
     "endtoend": {"p99_seconds"},
 }
 
