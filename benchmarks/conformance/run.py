@@ -126,9 +126,10 @@ def page(results: dict[str, dict[str, Verdict]], facts: dict[str, Any]) -> str:
             "<!-- Written by make conformance; do not edit. -->",
             "",
             f"Behaviours that a cache should have, as they were seen on {facts['date']} on one"
-            f" machine with {facts['machine']['cores']} processors. Pages of 1 MiB, {DRAM_PAGES}"
-            " MiB of DRAM. Each system runs with its defaults but for sizes and LRU; a row says"
-            " what was asked, what counts as a pass, and what was seen, no more.",
+            f" machine with {facts['machine']['cores']} processors and other work on it. Pages are"
+            f" of 1 MiB, DRAM of {DRAM_PAGES} MiB. Each system has its defaults but for sizes and"
+            " LRU. Below the table each behaviour says what is asked, and what was seen of each"
+            " system, no more.",
             "",
             f"Versions: {versions}.",
             "",
