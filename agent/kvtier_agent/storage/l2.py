@@ -50,6 +50,7 @@ from kvtier_agent.storage.segment import (
     Segment,
     SegmentGoneError,
 )
+from kvtier_agent.storage.segment_table import SegmentTable
 from kvtier_agent.storage.volume import Volume
 
 SCRATCH_BYTES = 1 << 20
@@ -85,7 +86,7 @@ class L2:
         self.reserve_percent = 0
         self.durability: Durability = "async"
         self.lock = threading.Lock()
-        self.segments: dict[int, tuple[Segment, Volume]] = {}
+        self.segments = SegmentTable()
         self._local = threading.local()
         self.sequence = 1
         identity = Identity(geometry.fingerprint, self.per_segment, self.stride)
@@ -121,7 +122,7 @@ class L2:
     @property
     def segment_bytes(self) -> int:
         """Bytes of blocks that all segments take."""
-        return sum(segment.allocated for segment, _ in list(self.segments.values()))
+        return self.segments.bytes
 
     # -- writing ----------------------------------------------------------------------------
 

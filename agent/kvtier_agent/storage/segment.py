@@ -147,6 +147,15 @@ class HeaderBlock:
         return gone
 
 
+class BlockCount:
+    """Bytes of blocks that several segments take; each says what changes, one at a time."""
+
+    turn = threading.Lock()
+
+    def __init__(self) -> None:
+        self.bytes = 0
+
+
 class RingFiles(Protocol):
     """The table of files of a ring, as a segment sees it."""
 
@@ -206,8 +215,30 @@ class Segment:
                 with contextlib.suppress(FileNotFoundError):
                     io.unlink(path)
             self.fd, self.direct = io.open(path, create=create, direct=True)
-        self.allocated = io.allocated(self.fd)
+        self._allocated = io.allocated(self.fd)
+        self._counted: BlockCount | None = None
         self.laid: NDArray[np.bool_] = np.zeros(slots, dtype=bool)
+
+    @property
+    def allocated(self) -> int:
+        """Bytes of blocks that the file took when that last changed."""
+        return self._allocated
+
+    def count_in(self, count: BlockCount | None) -> None:
+        """From now on its blocks count here, or nowhere, and no more where they did."""
+        with BlockCount.turn:
+            if self._counted is not None:
+                self._counted.bytes -= self._allocated
+            self._counted = count
+            if count is not None:
+                count.bytes += self._allocated
+
+    def _measure(self) -> None:
+        taken = self._io.allocated(self.fd)
+        with BlockCount.turn:
+            if self._counted is not None:
+                self._counted.bytes += taken - self._allocated
+            self._allocated = taken
 
     def lay_out(self, first: int, count: int) -> None:
         """Give blocks to a run of slots. Raises OSError (ENOSPC)."""
@@ -216,14 +247,14 @@ class Segment:
                 self._io.allocate(self.fd, first * self.stride, count * self.stride)
                 self.laid[first : first + count] = True
             finally:
-                self.allocated = self._io.allocated(self.fd)
+                self._measure()
 
     def punch(self, first: int, count: int) -> None:
         """Give the blocks of a run of slots back."""
         with self.in_use():
             if self._io.punch(self.fd, first * self.stride, count * self.stride):
                 self.laid[first : first + count] = False
-            self.allocated = self._io.allocated(self.fd)
+            self._measure()
 
     def write(self, first: int, headers: NDArray[np.uint8], rows: list[Any]) -> None:
         """Write neighbouring slots from `first` on. Raises OSError, also for a short write."""

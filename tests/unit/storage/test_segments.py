@@ -205,3 +205,27 @@ def test_a_file_on_its_way_out_neither_takes_pages_nor_the_name_of_the_next(tmp_
     assert path.stat().st_ino == os.fstat(new.fd).st_ino
     new.remove()
     assert not path.exists()
+
+
+def test_the_bytes_of_all_segments_are_the_sum_of_what_each_takes(make_l2):
+    one = make_l2()
+    one.l2.per_segment = 4
+    one.limit(16)
+
+    def summed():
+        return sum(segment.allocated for segment, _ in one.l2.segments.values())
+
+    one.write([0, 1, 5, 9])
+    assert one.l2.segment_bytes == summed() > 0
+    one.l2.segments[0][0].punch(0, 2)
+    assert one.l2.segment_bytes == summed()
+    gone = one.l2.segments[1][0]
+    one.l2.give_back(u32(1))
+    assert one.l2.segment_bytes == summed()
+    one.l2.segments[7] = (gone, one.volume)  # and once more under a number that is taken
+    one.l2.segments[7] = (gone, one.volume)
+    assert one.l2.segment_bytes == summed()
+    assert one.l2.segments.pop(8) is None
+    one.l2.segments.pop(7)
+    one.l2.withdraw({"data0"})
+    assert one.l2.segment_bytes == summed() == 0
