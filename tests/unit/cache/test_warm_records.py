@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 from kvtier_agent.cache.record import NO_SLOT, RECORD, Flag, State, seals
+from kvtier_agent.cache.table_remains import CHUNK_RECORDS, RemainsError, _records
+from kvtier_agent.cache.table_view import HEADER_BYTES
 from kvtier_agent.cache.warm import choose
+from kvtier_agent.cache.words import take_records
 
 PAGE = 4096
 
@@ -132,3 +137,22 @@ def test_garbage_among_the_records_costs_those_it_hit_alone(seed: int) -> None:
     claimed = set(records["l1_slot"][hit].tolist())
     honest = {s for s in untouched if int(records["l1_slot"][s - 1]) not in claimed}
     assert honest <= set(stamps) <= untouched
+
+
+@pytest.mark.parametrize("count", [0, 1, CHUNK_RECORDS, 2 * CHUNK_RECORDS + 5])
+def test_of_an_old_table_only_what_may_be_in_dram_is_kept(tmp_path: Path, count: int) -> None:
+    chance = np.random.default_rng(count)
+    records = np.zeros(count, dtype=RECORD)
+    records["state"] = chance.choice([State.FREE, State.IN1, State.IN2, State.UP21, 200], count)
+    records["l1_slot"] = chance.choice([NO_SLOT, 7], count)
+    records["touch"] = np.arange(count)
+    path = tmp_path / "table"
+    path.write_bytes(bytes(HEADER_BYTES) + records.tobytes())
+    with path.open("rb") as file:
+        found = _records(file.fileno(), count, path)
+        with pytest.raises(RemainsError, match="cut short"):
+            _records(file.fileno(), count + 1, path)
+    out = (records["state"] == State.FREE) | (
+        (records["state"] == State.IN2) & (records["l1_slot"] == NO_SLOT)
+    )
+    assert found.tobytes() == take_records(records, np.flatnonzero(~out)).tobytes()
