@@ -14,7 +14,7 @@ from kvtier_agent.replay.sessions import SessionSettings, SessionTraffic
 from kvtier_agent.replay.trace import Trace, read_trace
 
 from faults.drive import Chances
-from faults.run import Sizes, run
+from faults.run import WHOLE, run
 
 
 def main() -> int:
@@ -22,9 +22,10 @@ def main() -> int:
     parser.add_argument("trace", nargs="?", type=Path, help="a trace (generated sessions)")
     parser.add_argument("--limit", type=int, help="requests (all)")
     parser.add_argument("--seed", type=int, default=1, help="of all chance (1)")
-    parser.add_argument("--fault", type=float, default=0.02, help="chance of a fault a call (0.02)")
+    parser.add_argument("--fault", type=float, default=0.05, help="chance of a fault a call (0.05)")
     parser.add_argument("--slow-seconds", type=float, default=30.0, help="of a slow call (30)")
     parser.add_argument("--most-slow", type=int, default=4, help="slow calls at most (4)")
+    parser.add_argument("--least", type=int, default=200, help="faults; replayed until then (200)")
     parser.add_argument("--folder", type=Path, help="a real file system for the volume (/tmp)")
     options = parser.parse_args()
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
@@ -37,14 +38,16 @@ def main() -> int:
         fault=options.fault, slow_seconds=options.slow_seconds, most_slow=options.most_slow
     )
     with tempfile.TemporaryDirectory(prefix="kvt-", dir=options.folder) as folder:
-        seen = run(trace, Path(folder), options.seed, chances, Sizes())
+        seen = run(trace, Path(folder), options.seed, chances, WHOLE, options.least)
     kinds: Counter[str] = Counter()
     for (_, fault), count in seen.injected.items():
         kinds[fault] += count
-    whole = seen.during[0].whole
+    requests = sum(report.requests for report in seen.during)
+    seconds = sum(report.seconds for report in seen.during)
+    hits = [sum(getattr(r.whole, tier) for r in seen.during) for tier in ("l0", "l1", "l2", "miss")]
     print(
-        f"{seen.during[0].requests} requests, {seen.during[0].seconds:.0f} s,"
-        f" hits l0 {whole.l0}, l1 {whole.l1}, l2 {whole.l2}, misses {whole.miss};"
+        f"{requests} requests, {seconds:.0f} s, hits l0 {hits[0]}, l1 {hits[1]}, l2 {hits[2]},"
+        f" misses {hits[3]};"
         f" {sum(kinds.values())} faults: " + ", ".join(f"{n} {k}" for k, n in sorted(kinds.items()))
     )
     problems = seen.problems()

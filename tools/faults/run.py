@@ -36,6 +36,10 @@ class Sizes:
     l2: int = 4000
 
 
+WHOLE = Sizes(8192, l0=256, l1=4096, l2=30_000)
+"""For a whole trace: DRAM that gives NVMe time, at the speed of a replay that waits for nothing."""
+
+
 @dataclass(frozen=True, slots=True)
 class Seen:
     """`during`: the replays over faults. `after`: the last of their requests again, without.

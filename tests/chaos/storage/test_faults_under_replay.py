@@ -12,7 +12,7 @@ import leftovers
 import pytest
 from faults.drive import Chances, FailingDrive
 from faults.rings import FailingRings
-from faults.run import Seen, Sizes, run
+from faults.run import WHOLE, Seen, Sizes, run
 from kvtier_agent.replay.sessions import SessionSettings, SessionTraffic
 from kvtier_agent.replay.trace import Trace, read_trace
 from ring_faults import why_no_ring
@@ -72,7 +72,8 @@ def test_a_drive_that_fails_costs_misses_and_nothing_else(
 def test_a_whole_trace_over_a_drive_that_fails(folder: Path, recorded: bool) -> None:
     if recorded and not RECORDED.exists():
         pytest.skip(f"no recorded trace at {RECORDED.name}; the generated one runs")
-    trace = read_trace(RECORDED, limit=4000) if recorded else generated(3000, seed=9)
-    seen = run(trace, folder, 5, Chances(fault=0.02, slow_seconds=30.0), Sizes(8192))
+    trace = read_trace(RECORDED, limit=3000) if recorded else generated(2000, seed=9)
+    chances = Chances(fault=0.05, slow_seconds=30.0, most_slow=3)
+    seen = run(trace, folder, 5, chances, WHOLE, least_faults=100)
     assert seen.problems() == []
     assert kinds(seen) == EVERY_KIND
