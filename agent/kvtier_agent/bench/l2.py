@@ -1,7 +1,8 @@
 """`l2`: pages of one transfer unit through the agent to the drive and back, against fio.
 
 *read*: clients load pages that are on the drive alone, a batch at a time, so that `depth` pages
-are asked for at any moment, and check each page where it landed, in the arena that they map.
+are asked for at any moment, and check each page where it landed, in the arena that they map: one
+more client than there are batches under way, so that one checks while the others wait.
 *write*: a client puts new pages, a depth in each call and four depths ahead of the drive, into a
 full DRAM tier; what counts is what the agent wrote to the drive in that time. Baseline: fio with
 io_uring in its best setting, at the same depth and unit, on a file of the same size on the same
@@ -124,7 +125,8 @@ class _Drive:
         self.cpu = 0.0
         self.moved = 0
         self._stand = stand
-        self._clients = [stand.client(f"bench-{i}") for i in range(settings.clients)]
+        self._clients = [stand.client(f"bench-{i}") for i in range(settings.clients + 1)]
+        self._asking = threading.Semaphore(settings.clients)
         self._source = touched(settings.depth, settings.page_bytes)
         self._numbers = count()
         self._on_drive: list[NDArray[np.uint8]] = []
@@ -181,7 +183,9 @@ class _Drive:
         return self._clients[0].stats()
 
     def _load(self, client: Client, keys: NDArray[np.uint8]) -> None:
-        with client.load(keys, deadline_milliseconds=LOAD_MILLISECONDS) as lease:
+        with self._asking:
+            lease = client.load(keys, deadline_milliseconds=LOAD_MILLISECONDS)
+        with lease:
             if not all(lease.verify(i, lease.page(i)) for i in range(lease.prefix)):
                 raise BenchError("a page came back wrong")
             if lease.prefix != len(keys):

@@ -88,7 +88,7 @@ class L2Settings(BenchSettings):
     pages: int = _knob(2048, "Pages read and written in a round", unit="pages", ge=16, le=1 << 20)
     depth: int = _knob(32, "Pages in flight, over all clients", unit="pages", ge=1, le=256)
     clients: int = _knob(
-        2, "Clients that read at once, an equal part of the depth each", unit="clients", ge=1, le=64
+        2, "Loads under way at once, an equal part of the depth each", unit="loads", ge=1, le=64
     )
     volume: Path | None = _volume()
 
