@@ -126,7 +126,8 @@ class Mover:
                     refused = True
                 else:
                     self._queues[_CLASS.get(move.kind, 2)].append(move)
-            self._ready.notify_all()
+            if left:  # else every read would wake threads that have nothing to do
+                self._ready.notify_all()
         if refused:
             self._wake()
 
