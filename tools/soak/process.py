@@ -44,6 +44,9 @@ LIVES_SECONDS = 0.5
 """How long a client that is to be killed lives, at most."""
 MOST_DRIFT = 0.02
 REST_SECONDS = 60.0
+WARM_PART = 5
+"""One part in so many is for warming up, at full speed, so that memory that is kept for the busiest
+moment is there before anything is compared."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +71,8 @@ class Soak:
     problems: list[str] = field(default_factory=list)
 
     def windows(self) -> tuple[list[Sample], list[Sample]]:
-        """The samples of the first and of the last quarter, after a fifth to warm up."""
-        warm = self.samples[len(self.samples) // 5 :]
+        """The samples of the first and of the last quarter, after the time to warm up."""
+        warm = self.samples[len(self.samples) // WARM_PART :]
         part = max(1, len(warm) // 4)
         return warm[:part], warm[-part:]
 
@@ -112,11 +115,16 @@ class _Watch:
         self._chance = random.Random(seed)
         self._begin = time.monotonic()
         self._end = self._begin + seconds
+        self._warm_at = self._begin + seconds / WARM_PART
         self._every = max(0.2, seconds / 400)
         self._next_look = self._begin
         self._kill_every = max(1.0, seconds / 100)
         self._next_kill = self._begin + self._kill_every
         self._victim: tuple[int, float] | None = None
+
+    @property
+    def warm(self) -> bool:
+        return time.monotonic() >= self._warm_at
 
     def advance(self, blocks: int, totals: Callable[[], object]) -> None:
         now = time.monotonic()
@@ -193,7 +201,8 @@ def _traffic(
         trace = Trace(requests=[next(traffic) for _ in range(REQUESTS)], block_tokens=BLOCK_TOKENS)
         number += 1
         try:
-            report = replay(trace, agent.socket, Plan(PAGE_BYTES, speed, seed=number), watch)
+            plan = Plan(PAGE_BYTES, speed if watch.warm else None, seed=number)
+            report = replay(trace, agent.socket, plan, watch)
         except _OverError:
             return
         seen.requests += report.requests
