@@ -117,7 +117,7 @@ class PageWrite:
             if l2.durability == "sync":
                 l2.make_last(run.segment)
             held = l2.segments.get(run.number)
-            if held is None:
+            if held is None or held[0] is not run.segment:  # another may have its number by now
                 raise SegmentGoneError(errno.ENOENT, "the segment is gone")
             l2.journals.stored(held[1], self._slots[here], stamp, self._sequence + here.start)
             if proof:

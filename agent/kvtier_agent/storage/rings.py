@@ -14,6 +14,7 @@ import structlog
 from kvtier_agent.cache.arena import ShmArena
 from kvtier_agent.storage.drive_ring import DriveRing
 from kvtier_agent.storage.fileio import FileIO
+from kvtier_agent.storage.ring_probe import probe
 from kvtier_agent.storage.segment import HEADER_BYTES
 from kvtier_agent.storage.volume import Volume
 
@@ -32,11 +33,16 @@ class Rings:
     def __init__(self, io: FileIO, arena: ShmArena, headers: Any, in_flight_bytes: int) -> None:
         """`headers`: a buffer beside the arena; `in_flight_bytes`: per drive. Raises OSError where
         there is no io_uring."""
-        io.ring(bytearray(HEADER_BYTES)).close(1.0)
+        trial = io.ring(bytearray(HEADER_BYTES))
+        try:
+            probe(trial, HEADER_BYTES)
+        finally:
+            trial.close(1.0)
         self._io, self._arena, self._headers = io, arena, headers
         self._in_flight_bytes = in_flight_bytes
         self._drives: dict[str, DriveRing | None] = {}
         self._by_fd: dict[int, DriveRing] = {}
+        self._given_up: set[str] = set()
         self._making = threading.Lock()
         self._poll = select.poll()
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -61,13 +67,23 @@ class Rings:
         drive = self._drives.get(volume.name)
         if drive is not None:
             drive.volume = volume
-            return None if drive.broken else drive
+            if drive.broken:
+                self._give_up(volume.name)
+                return None
+            return drive
         if not patient or volume.name in self._drives:
             return None
         with self._making:
             if volume.name not in self._drives:
                 self._drives[volume.name] = self._make(volume)
         return self.of(volume, patient=False)
+
+    def _give_up(self, name: str) -> None:
+        """What is under way may still arrive, so the ring stays; nothing more is asked of it."""
+        with self._making:
+            if self._drives[name] is not None and name not in self._given_up:
+                self._given_up.add(name)
+                log.warning("the ring of a volume broke; preadv and pwritev are used", volume=name)
 
     def _make(self, volume: Volume) -> DriveRing | None:
         try:

@@ -58,7 +58,7 @@ pub fn refused(error: std::io::Error) -> PyErr {
         libc::EPERM | libc::EACCES => {
             "io_uring is forbidden here (seccomp profile, or kernel.io_uring_disabled)"
         }
-        libc::ENOMEM => "no memory for an io_uring; raise RLIMIT_MEMLOCK, or ask for less depth",
+        libc::ENOMEM => "no memory for an io_uring; raise RLIMIT_MEMLOCK",
         _ => "io_uring cannot be set up",
     };
     failure(errno, why)
