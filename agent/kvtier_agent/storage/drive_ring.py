@@ -41,6 +41,8 @@ class DriveRing:
         """Transfers that have not ended."""
         self.since = 0.0
         """When one last ended, or the first of these was submitted."""
+        self.said = 0.0
+        """When it was last said that it hangs."""
         self._files = threading.Lock()
         self._pins = threading.Lock()
         self._pinned = 0
@@ -85,9 +87,11 @@ class DriveRing:
         before, self.since = self.since, now
         return before
 
-    def hangs(self, now: float, seconds: float) -> bool:
-        """Has none ended for so long, though there are some?"""
-        return self.waiting > 0 and now - self.since > seconds
+    def hangs(self, oldest: float, now: float, seconds: float) -> bool:
+        """Does it leave a transfer unanswered for so long, that was submitted at `oldest`, and was
+        that not said in so long? What else it ends says nothing: reads may go on while writes
+        hang."""
+        return now - max(oldest, self.said) > seconds
 
     def submit(self, rows: NDArray[np.uint64]) -> OSError | None:
         """Queue transfers (rows of `native.TRANSFER_COLUMNS`), all or none; why none."""

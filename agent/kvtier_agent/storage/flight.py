@@ -34,7 +34,7 @@ class Flight:
 
     __slots__ = (
         "counted", "drives", "error", "l2", "left", "move", "results", "rows", "runs", "seconds",
-         "segments", "started", "status", "tray", "tried", "writing",
+         "segments", "started", "status", "submitted", "tray", "tried", "under_way", "writing",
     )  # fmt: skip
 
     def __init__(self, move: Move, l2: L2, tray: Tray, started: float) -> None:
@@ -44,6 +44,9 @@ class Flight:
         self.error = ""
         self.results = np.zeros(count, dtype=np.int64)
         self.tried = np.zeros(count, dtype=bool)
+        self.under_way = np.zeros(count, dtype=bool)
+        """Pages whose transfer has not ended."""
+        self.submitted = started
         self.rows = tray.rows[:count]
         """Of `native.TRANSFER_COLUMNS`."""
         self.segments: list[tuple[Where, Segment, int]] = []
@@ -64,7 +67,7 @@ class Flight:
         self.drives.append(drive)
         # A run of neighbours is one of the batch as well.
         here = slice(int(where[0]), int(where[0]) + where.size)
-        self.tried[here] = True
+        self.tried[here] = self.under_way[here] = True
         stride = self.l2.stride
         self.rows[here, FILE] = file
         self.rows[here, FILE_OFFSET] = np.arange(
@@ -78,6 +81,11 @@ class Flight:
             found.setdefault(drive, []).append(where)
         return [(drive, np.concatenate(parts)) for drive, parts in found.items()]
 
+    def waits_for(self, drive: DriveRing) -> bool:
+        """Has a transfer of this drive not ended?"""
+        here = zip(self.segments, self.drives, strict=True)
+        return any(its is drive and self.under_way[where].any() for (where, _, _), its in here)
+
     def fail(self, where: Where, status: MoveStatus, error: str) -> None:
         """These pages are not moved."""
         self.status[where] = status
@@ -86,6 +94,7 @@ class Flight:
     def ended(self, pages: Where, results: Any) -> bool:
         """Transfers of these pages have ended; have all of them?"""
         self.results[pages] = results
+        self.under_way[pages] = False
         self.left -= pages.size
         return self.left == 0
 

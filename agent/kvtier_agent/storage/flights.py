@@ -8,8 +8,8 @@
 
 Until then its slots stay taken, whatever became of the others. What a drive hangs on is not
 finished: the load that waits for it has its deadline, at which its pages are misses. When a drive
-has ended nothing for `HANG_SECONDS`, what it has not begun is called back and its volume counts as
-failing.
+has left a transfer unanswered for `HANG_SECONDS`, whatever else it ended, what waits for it is
+called back where it was not begun, and its volume counts as failing.
 
 `launch` says False where a move cannot go this way: there is no room for its headers, or none in
 the ring for a file. Calls of preadv and pwritev do the same then.
@@ -47,7 +47,7 @@ from kvtier_agent.storage.volume import Volume
 from kvtier_agent.supervise import Heart
 
 HANG_SECONDS = 30.0
-"""A drive that ends none of its transfers for so long hangs."""
+"""A drive that leaves a transfer unanswered for so long hangs."""
 BEAT_SECONDS = 0.5
 AT_ONCE = 2
 """Reads that the loop verifies itself; when more of them ended together, others do the rest."""
@@ -183,6 +183,7 @@ class Flights:
         with self._lock:
             number, self._next = self._next, self._next + 1
             flight.left = int(flight.tried.sum())
+            flight.submitted = self._clock()
             if flight.left:
                 self._flights[number] = flight
         np.add(numbers, np.uint64(number) << PAGE_BITS, out=rows[:, TAG])
@@ -273,21 +274,28 @@ class Flights:
     def _look(self, now: float) -> None:
         l2 = self._l2()
         for drive in self._rings.all():
-            if drive.hangs(now, HANG_SECONDS):
+            oldest = self._oldest(drive)
+            if oldest is not None and drive.hangs(oldest, now, HANG_SECONDS):
                 self._call_back(drive)
             if l2 is not None and self._rings.pin_more(drive, l2.slot_bytes):
                 self._next_look = 0.0  # the next piece in the next round: others want to go on
                 self._rings.stir()
 
+    def _oldest(self, drive: DriveRing) -> float | None:
+        """When the oldest transfer that waits for a drive was submitted."""
+        with self._lock:
+            held = [f.submitted for f in self._flights.values() if f.waits_for(drive)]
+            return min(held, default=None)
+
     def _call_back(self, drive: DriveRing) -> None:
         """What a drive that hangs has not begun ends now; the rest when the drive says so."""
         log.warning(
-            "a drive has ended no transfer for a while", volume=drive.volume.name,
+            "a drive leaves transfers unanswered", volume=drive.volume.name,
             seconds=HANG_SECONDS, transfers=drive.waiting,
         )  # fmt: skip
         with self._lock:
-            drive.since = self._clock()  # the next time it is said again
-            held = [(n, f) for n, f in self._flights.items() if drive in f.drives]
+            drive.said = self._clock()
+            held = [(n, f) for n, f in self._flights.items() if f.waits_for(drive)]
         for number, flight in held:
             pages = np.flatnonzero(flight.tried).astype(np.uint64)
             drive.cancel((np.uint64(number) << PAGE_BITS) | pages)

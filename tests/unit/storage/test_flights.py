@@ -280,6 +280,31 @@ def test_a_drive_that_hangs_keeps_its_slots_and_nobody_else(make):
     one.volumes.remove(homes[0])
 
 
+def test_writes_that_hang_are_seen_though_reads_go_on(make):
+    one = make(volumes=2)
+    one.write([0, 13], [0, 1])
+    homes = [one.l2.segments[n][1] for n in (0, 1)]
+    one.io.hangs = True
+    hung = one.launch(MoveKind.WRITE, [1, 14], [2, 3])
+    one.io.hangs = False
+    # The other volume's half of the same move is answered: what waits is not its fault.
+    hanging = one.flights._rings.of(homes[0], patient=False).ring
+    for ring in one.io.rings:
+        if ring is not hanging:
+            ring.let_go()
+    with structlog.testing.capture_logs() as said:
+        while one.now < 2 * HANG_SECONDS + 5:
+            one.now += 1
+            assert one.read([0, 13], [0, 1])[0] == [OK, OK]
+    assert homes[0].health.trouble.message == "the drive does not answer"
+    assert homes[1].health.trouble is None
+    assert sum(entry["event"] == "a drive leaves transfers unanswered" for entry in said) == 2
+    assert hung not in one.delivered
+    for ring in one.io.rings:
+        ring.let_go()
+    assert one.wait(hung) == [OK, OK]
+
+
 def test_closing_does_not_wait_for_a_drive_that_hangs(make):
     one = make()
     one.write([0], [0])
