@@ -33,11 +33,17 @@ def neighbours(
         yield part, number, first
 
 
+NOTHING_WRITTEN = (
+    *(errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE),
+    errno.ETIMEDOUT,  # it hangs: the slot is not to be used again until its segment is begun anew
+)
+
+
 def status_of(error: OSError) -> MoveStatus:
     """How a page ends whose transfer raised this."""
     if isinstance(error, SegmentGoneError):
         return MoveStatus.CANCELLED
-    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE):
+    if error.errno in NOTHING_WRITTEN:
         return MoveStatus.NO_SPACE
     if error.errno == errno.EROFS:
         return MoveStatus.READ_ONLY

@@ -21,12 +21,16 @@ import numpy as np
 import structlog
 from numpy.typing import NDArray
 
+from kvtier_agent.cache.moves import MoveKind
 from kvtier_agent.native import COMPLETION
 from kvtier_agent.storage.segment import Segment
 from kvtier_agent.storage.volume import Volume
 
 PIECE_BYTES = 1 << 30
 """The kernel registers no larger piece at a time."""
+
+SLOW_FACTOR = 4
+"""So many times as long is waited for one transfer while others of its kind end."""
 
 log = structlog.get_logger("kvtier.storage.ring")
 
@@ -41,8 +45,12 @@ class DriveRing:
         """Transfers that have not ended."""
         self.since = 0.0
         """When one last ended, or the first of these was submitted."""
+        self.answered: dict[MoveKind, float] = {}
+        """When it last ended a transfer of each kind."""
         self.said = 0.0
         """When it was last said that it hangs."""
+        self.stalls = False
+        """Has it left a transfer unanswered for so long that it is to get no more writes?"""
         self._files = threading.Lock()
         self._pins = threading.Lock()
         self._pinned = 0
@@ -87,11 +95,17 @@ class DriveRing:
         before, self.since = self.since, now
         return before
 
-    def hangs(self, oldest: float, now: float, seconds: float) -> bool:
-        """Does it leave a transfer unanswered for so long, that was submitted at `oldest`, and was
-        that not said in so long? What else it ends says nothing: reads may go on while writes
-        hang."""
-        return now - max(oldest, self.said) > seconds
+    def silent(self, kind: MoveKind, submitted: float, now: float) -> float:
+        """Seconds for which it has been silent to one that waits for transfers of this kind. Those
+        of the other kind that it ends say nothing: reads may go on while writes hang. Those of the
+        same kind say that it is slow, as one busy with reads is with writes, which is not believed
+        for ever."""
+        last = max(submitted, self.answered.get(kind, submitted))
+        return max(now - last, (now - submitted) / SLOW_FACTOR)
+
+    def hangs(self, silent: float, now: float, seconds: float) -> bool:
+        """Has it been silent for so long, and was that not said in so long?"""
+        return min(silent, now - self.said) > seconds
 
     def submit(self, rows: NDArray[np.uint64]) -> OSError | None:
         """Queue transfers (rows of `native.TRANSFER_COLUMNS`), all or none; why none."""

@@ -8,7 +8,7 @@
 
 Until then its slots stay taken, whatever became of the others. What a drive hangs on is not
 finished: the load that waits for it has its deadline, at which its pages are misses. When a drive
-has left a transfer unanswered for `HANG_SECONDS`, whatever else it ended, what waits for it is
+has left transfers of a kind (reads, writes) unanswered for `HANG_SECONDS`, what waits for it is
 called back where it was not begun, and its volume counts as failing.
 
 `launch` says False where a move cannot go this way: there is no room for its headers, or none in
@@ -48,6 +48,8 @@ from kvtier_agent.supervise import Heart
 
 HANG_SECONDS = 30.0
 """A drive that leaves a transfer unanswered for so long hangs."""
+STALL_SECONDS = 10.0
+"""A drive that leaves a transfer unanswered for so long gets no more writes meanwhile."""
 BEAT_SECONDS = 0.5
 AT_ONCE = 2
 """Reads that the loop verifies itself; when more of them ended together, others do the rest."""
@@ -147,7 +149,7 @@ class Flights:
                 if not self._join(flight, run.where, run.segment, run.volume, run.first, patient):
                     return False
                 flight.runs.append(run)
-            except SegmentGoneError as error:
+            except OSError as error:
                 writing.settle(run, error)
         return True
 
@@ -161,10 +163,12 @@ class Flights:
         patient: bool,
     ) -> bool:
         """These pages of a flight go to or come from this segment, which stays open until it ends.
-        False: they cannot. Raises SegmentGoneError."""
+        False: they cannot. Raises SegmentGoneError, for a write OSError."""
         drive = self._rings.of(volume, patient=patient)
         if drive is None:
             return False
+        if drive.stalls and flight.writing is not None:
+            raise OSError(errno.ETIMEDOUT, "the drive does not answer")
         segment.enter()
         file = drive.file_of(segment)
         if file is None:
@@ -244,6 +248,7 @@ class Flights:
             for number in np.unique(numbers).tolist():
                 mine = numbers == number
                 flight = self._flights[number]
+                drive.answered[flight.move.kind] = now
                 if flight.ended(pages[mine], done["result"][mine]):
                     # On a drive that is never idle, what it took since it ended the one before.
                     flight.seconds = now - max(flight.started, before)
@@ -274,18 +279,19 @@ class Flights:
     def _look(self, now: float) -> None:
         l2 = self._l2()
         for drive in self._rings.all():
-            oldest = self._oldest(drive)
-            if oldest is not None and drive.hangs(oldest, now, HANG_SECONDS):
+            silent = self._silent(drive, now)
+            drive.stalls = silent > STALL_SECONDS
+            if drive.hangs(silent, now, HANG_SECONDS):
                 self._call_back(drive)
             if l2 is not None and self._rings.pin_more(drive, l2.slot_bytes):
                 self._next_look = 0.0  # the next piece in the next round: others want to go on
                 self._rings.stir()
 
-    def _oldest(self, drive: DriveRing) -> float | None:
-        """When the oldest transfer that waits for a drive was submitted."""
+    def _silent(self, drive: DriveRing, now: float) -> float:
+        """Seconds for which a drive has been silent to those that wait for it; 0: nobody does."""
         with self._lock:
-            held = [f.submitted for f in self._flights.values() if f.waits_for(drive)]
-            return min(held, default=None)
+            held = [f for f in self._flights.values() if f.waits_for(drive)]
+            return max((drive.silent(f.move.kind, f.submitted, now) for f in held), default=0.0)
 
     def _call_back(self, drive: DriveRing) -> None:
         """What a drive that hangs has not begun ends now; the rest when the drive says so."""

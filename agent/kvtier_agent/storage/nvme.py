@@ -23,6 +23,7 @@ from kvtier_agent.storage.io_errors import CountedIO, IOErrors
 from kvtier_agent.storage.l2 import L2
 from kvtier_agent.storage.left_out import LeftOut
 from kvtier_agent.storage.mover import Start
+from kvtier_agent.storage.patient_io import PatientIO
 from kvtier_agent.storage.settings import CoreSettings
 from kvtier_agent.storage.volume import Volume, VolumeError
 
@@ -46,7 +47,8 @@ class NvmeTier:
         self.left_out = LeftOut()
         self._settings = settings
         self.errors = IOErrors()
-        self.io = CountedIO(io, self.errors, slow_seconds=settings.slow_io_seconds)
+        self._patient = None if settings.synchronous else PatientIO(io)
+        self.io = CountedIO(self._patient or io, self.errors, slow_seconds=settings.slow_io_seconds)
         self._swept: set[str] = set()
         self._found = recovery.NOTHING
         self._checkpoints = Checkpointer(lambda: self.l2.journals.all() if self.l2 else [])
@@ -250,3 +252,5 @@ class NvmeTier:
         for volume in self.volumes.values():
             volume.close()
         self.volumes.clear()
+        if self._patient is not None:
+            self._patient.end()

@@ -48,6 +48,8 @@ class Placement:
         OSError."""
         held = self._l2.segments.get(number)
         if held is not None and not self._moves(*held, use):
+            if held[1].health.hangs(self._clock()):
+                raise OSError(errno.ETIMEDOUT, "the drive does not answer")
             try:
                 self.begin(*held, use)
                 return self._lay_out(*held, first, count, use)

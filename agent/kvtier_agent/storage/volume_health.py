@@ -17,6 +17,8 @@ import structlog
 
 FIRST_REST_SECONDS = 1.0
 LONGEST_REST_SECONDS = 60.0
+HANG_REST_SECONDS = 30.0
+"""Of a drive that does not answer: it may yet, and what lies there can often be read meanwhile."""
 LASTING = 3
 """Refusals in a row from which a drive is believed to be lost."""
 
@@ -30,7 +32,8 @@ log = structlog.get_logger("kvtier.storage.volume")
 class Trouble:
     """`reason`: as above. `message`: what the system said. `times`: refusals in a row; `until`:
     when it is tried again, `rest` seconds after the last of them. `placing`: it was no write to
-    blocks that were there that failed, so none that succeeds says anything."""
+    blocks that were there that failed, so none that succeeds says anything. `hangs`: it gave no
+    answer at all."""
 
     reason: str
     message: str
@@ -38,6 +41,7 @@ class Trouble:
     until: float
     rest: float
     placing: bool
+    hangs: bool = False
 
     @property
     def failing(self) -> bool:
@@ -62,6 +66,10 @@ class VolumeHealth:
         trouble = self.trouble
         return trouble is not None and now < trouble.until
 
+    def hangs(self, now: float) -> bool:
+        """Did it give no answer, so that nothing is to be asked of it now?"""
+        return self.trouble is not None and self.trouble.hangs and self.rests(now)
+
     def due(self, now: float) -> bool:
         """Is it a drive that failed and may be tried again?"""
         trouble = self.trouble
@@ -79,11 +87,15 @@ class VolumeHealth:
         again = before is not None and before.reason == reason
         if before is not None and again and now < before.until:
             return
-        rest, times = FIRST_REST_SECONDS, 1
+        hangs = error.errno == errno.ETIMEDOUT
+        rest, times = HANG_REST_SECONDS if hangs else FIRST_REST_SECONDS, 1
         if before is not None and again:
             rest, times = min(2 * before.rest, LONGEST_REST_SECONDS), before.times + 1
+            rest = max(rest, HANG_REST_SECONDS) if hangs else rest
         message = error.strerror or str(error)
-        self.trouble = now_so = Trouble(reason, message, times, now + rest, rest, placing)
+        self.trouble = now_so = Trouble(
+            reason, message, times, now + rest, rest, placing, hangs
+        )  # fmt: skip
         if not again:
             log.warning(
                 "a volume takes no writes; others of the tier are used, and it is tried again",

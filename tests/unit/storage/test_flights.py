@@ -18,7 +18,7 @@ from kvtier_agent.cache.moves import Move, MoveKind, MoveStatus
 from kvtier_agent.storage import drive_ring, recovery
 from kvtier_agent.storage import l2 as l2_module
 from kvtier_agent.storage.fileio import FileIO
-from kvtier_agent.storage.flights import HANG_SECONDS, Flights, flights_if_any
+from kvtier_agent.storage.flights import HANG_SECONDS, STALL_SECONDS, Flights, flights_if_any
 from kvtier_agent.storage.l2 import L2
 from kvtier_agent.storage.segment import HEADER_BYTES, PageStamp
 from kvtier_agent.storage.settings import CoreSettings
@@ -300,9 +300,29 @@ def test_writes_that_hang_are_seen_though_reads_go_on(make):
     assert homes[1].health.trouble is None
     assert sum(entry["event"] == "a drive leaves transfers unanswered" for entry in said) == 2
     assert hung not in one.delivered
+    # Nothing more is put behind what hangs; the other volume's pages are written.
+    assert sorted(one.write([2, 15], [4, 5])) == [OK, MoveStatus.NO_SPACE]
     for ring in one.io.rings:
         ring.let_go()
     assert one.wait(hung) == [OK, OK]
+
+
+def test_a_drive_that_is_slow_at_writes_does_not_hang(make):
+    one = make()
+    one.write([0], [0])
+    one.io.hangs = True
+    slow = one.launch(MoveKind.WRITE, [1], [1])
+    one.io.hangs = False
+    while one.now < 3 * STALL_SECONDS:
+        one.now += 5
+        assert one.write([2], [2]) == [OK], "others of its kind are ended"
+    assert one.volumes[0].health.trouble is None
+    one.now = drive_ring.SLOW_FACTOR * STALL_SECONDS + 1
+    one.flights.round(0)
+    assert one.write([3], [3]) == [MoveStatus.NO_SPACE], "but one is not waited for for ever"
+    assert one.volumes[0].health.trouble.hangs
+    one.io.rings[0].let_go()
+    assert one.wait(slow) == [OK]
 
 
 def test_closing_does_not_wait_for_a_drive_that_hangs(make):
