@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -20,6 +22,10 @@ from kvtier_agent.cache.shelves import Shelves
 from kvtier_agent.cache.traffic import Traffic
 from kvtier_agent.cache.worth import Worth
 from kvtier_agent.value.costs import CostModel
+
+
+def _nothing() -> None:
+    pass
 
 
 class Shaping:
@@ -50,13 +56,18 @@ class Shaping:
         self.counters = self.shelves.counters = before.counters
         self.book.number_from(before.book)
 
-    def register(self, now: float, geometry: Geometry) -> Registration:
+    def register(
+        self, now: float, geometry: Geometry, take_in: Callable[[], None] = _nothing
+    ) -> Registration:
         """Accept a client's geometry: one per trust domain. The first one sizes the slots (memory
-        and volumes are there already: `Core.register`); another is refused with a reason."""
+        and volumes are there already: `Core.register`); another is refused with a reason.
+        `take_in`: as for `reconfigure`."""
         if not self.shaped:
             self.shaped = True
             self.geometry = self.worth.geometry = geometry
-            self.reconfigure(now, self.behaviour, self.budgets, l2_slots=self.l2_slots)
+            self.reconfigure(
+                now, self.behaviour, self.budgets, l2_slots=self.l2_slots, take_in=take_in
+            )
         if geometry == self.geometry:
             return Registration(True)
         mine = self.geometry
@@ -80,10 +91,18 @@ class Shaping:
         return budgets.l0_bytes // slot, budgets.l1_bytes // slot, budgets.l2_bytes // slot
 
     def reconfigure(
-        self, now: float, behaviour: Behaviour, budgets: Budgets, *, l2_slots: int | None = None
+        self,
+        now: float,
+        behaviour: Behaviour,
+        budgets: Budgets,
+        *,
+        l2_slots: int | None = None,
+        take_in: Callable[[], None] = _nothing,
     ) -> None:
         """A new revision, live: what still fits stays. The memory for it is there already
-        (`Core.reconfigure` sees to that). `l2_slots`: how many slots the volumes can hold."""
+        (`Core.reconfigure` sees to that). `l2_slots`: how many slots the volumes can hold.
+        `take_in`: called when the tiers have their sizes and no page has moved yet, for those who
+        `adopt`; a page on its way down would take a slot in which one of them lies."""
         self.behaviour, self.budgets, self.l2_slots = behaviour, budgets, l2_slots
         self.worth.behaviour = behaviour
         self.costs.transfer_bytes = behaviour.transfer_bytes
@@ -103,6 +122,7 @@ class Shaping:
             behaviour.frozen, self.geometry.slot_bytes, self.table, self.geometry.tp
         )
         self.shelves.stamp(ordinary)
+        take_in()
         self._balance(now)
 
     def regrow(self) -> None:
@@ -119,7 +139,8 @@ class Shaping:
         slots: NDArray[np.uint32],
         tenants: NDArray[np.uint16] | None = None,
     ) -> NDArray[np.bool_]:
-        """Pages found in L2 at start, oldest first; before any client. True: taken in."""
+        """Pages found in L2 at start, oldest first; before any client and any move (`take_in` of
+        `reconfigure`). True: taken in."""
         size = self.geometry.page_bytes
         taken = adoption.adopt(self.shelves, size, keys, parents, depths, checksums, slots, tenants)
         if tenants is not None and tenants.any():

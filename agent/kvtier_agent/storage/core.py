@@ -144,10 +144,8 @@ class Core:
                 if isinstance(arena, ShmArena):
                     arena.keep_first(size)
         slots = self._limit_l2(behaviour, budgets)
-        cache.reconfigure(now, behaviour, budgets, l2_slots=slots)
+        cache.reconfigure(now, behaviour, budgets, l2_slots=slots, take_in=self._take_in)
         self.memory.name_frozen(cache.shelves.frozen.names)
-        if cache.shaped:
-            self._take_in()
 
     def register(self, now: float, geometry: Geometry) -> Registration:
         """Cache thread: a client's geometry; the first one lays out slots and opens L2.
@@ -178,10 +176,11 @@ class Core:
             pool.maximum = arena.size_bytes // geometry.slot_bytes
         self._back_slots(geometry, budgets)
         self.memory.describe(geometry)
-        answer = cache.register(now, geometry)
+        if budgets.l2_bytes:
+            answer = cache.register(now, geometry, self._take_in)
+        else:  # a revision that wants L2 may be on its way, and takes in what was found
+            answer = cache.register(now, geometry)
         self.memory.name_frozen(cache.shelves.frozen.names)
-        if budgets.l2_bytes:  # else a revision that wants L2 may be on its way, and takes it in
-            self._take_in()
         return answer
 
     def _need_device(self, geometry: Geometry) -> None:

@@ -169,3 +169,19 @@ def test_bytes_that_are_wrong_never_go_to_nvme(node: Node) -> None:
     assert core.cache.counters.stored_l2 == 0
     assert right(core, range(20)) == []
     check_books(core.cache)
+
+
+def test_pages_of_dram_that_go_down_at_once_take_no_slot_of_pages_found_on_nvme(
+    node: Node, way: str
+) -> None:
+    core = node.start(l1=40, l2=160)
+    put(core, range(100))
+    there = right(core, range(100))
+    assert len(there) == 100
+    node.end(way)
+    core = node.agent()
+    core.reconfigure(1.0, *node.revision(l1=20, l2=160))  # more in DRAM than it may hold now
+    assert core.register(1.0, GEOMETRY).accepted
+    settle(core)
+    check_books(core.cache)
+    assert right(core, range(100)) == there
