@@ -24,8 +24,8 @@ from kvtier_agent.cache.worth import Worth
 from kvtier_agent.value.costs import CostModel
 
 
-def _nothing() -> None:
-    pass
+def _nothing() -> bool:
+    return False
 
 
 class Shaping:
@@ -57,7 +57,7 @@ class Shaping:
         self.book.number_from(before.book)
 
     def register(
-        self, now: float, geometry: Geometry, take_in: Callable[[], None] = _nothing
+        self, now: float, geometry: Geometry, take_in: Callable[[], bool] = _nothing
     ) -> Registration:
         """Accept a client's geometry: one per trust domain. The first one sizes the slots (memory
         and volumes are there already: `Core.register`); another is refused with a reason.
@@ -97,12 +97,12 @@ class Shaping:
         budgets: Budgets,
         *,
         l2_slots: int | None = None,
-        take_in: Callable[[], None] = _nothing,
+        take_in: Callable[[], bool] = _nothing,
     ) -> None:
         """A new revision, live: what still fits stays. The memory for it is there already
         (`Core.reconfigure` sees to that). `l2_slots`: how many slots the volumes can hold.
         `take_in`: called when the tiers have their sizes and no page has moved yet, for those who
-        `adopt`; a page on its way down would take a slot in which one of them lies."""
+        `adopt`; a page on its way down would take a slot in which one of them lies. Did it?"""
         self.behaviour, self.budgets, self.l2_slots = behaviour, budgets, l2_slots
         self.worth.behaviour = behaviour
         self.costs.transfer_bytes = behaviour.transfer_bytes
@@ -122,8 +122,8 @@ class Shaping:
             behaviour.frozen, self.geometry.slot_bytes, self.table, self.geometry.tp
         )
         self.shelves.stamp(ordinary)
-        take_in()
-        self._balance(now)
+        if not take_in():  # else what was found is looked at as it is; the next tick balances
+            self._balance(now)
 
     def regrow(self) -> None:
         """Take in positions that a growth missed; the memory for `missing_slots` is there."""

@@ -219,11 +219,12 @@ class Core:
             self._l0.close()
             self._l0 = self._copier.l0 = None  # its chunks are made for the size of the slots
 
-    def _take_in(self) -> None:
-        """Offer the cache what was found on the volumes; what it does not take is removed."""
+    def _take_in(self) -> bool:
+        """Offer the cache what was found on the volumes; what it does not take is removed. Was
+        there anything?"""
         found = self.nvme.take_found()
         if found is None or self._l2 is None:
-            return
+            return False
         taken = self.cache.adopt(
             found.keys,
             found.parents,
@@ -233,6 +234,7 @@ class Core:
             found.tenants,
         )
         recovery.keep_only(self._l2, found.slots[taken])
+        return bool(taken.any())
 
     @property
     def _l2(self) -> L2 | None:
