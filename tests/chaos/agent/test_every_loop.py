@@ -52,6 +52,7 @@ spec:
 ON_THEIR_OWN = re.compile(
     r"kvtier-client"  # of a client library: the test's, and the readiness probe's
     r"|sweep-domains"  # once, at start
+    r"|file-system"  # makes calls for loops, which wait for it only so long
     r"|asyncio_\d+|Thread-\d+ \(process_request_thread\)"  # a name looked up; a request answered
 )
 """Threads in the agent's process that are no loops."""
