@@ -111,7 +111,7 @@ def cut_everywhere(
     chance = random.Random(seed)
     while cutter.at < len(trace):
         if trace[cutter.at].what in CUTTABLE and chance.randrange(every) == 0:
-            folder = _empty(root)
+            folder = empty_folder(root)
             cutter.cut(chance, folder)
             twice = chance.random() < again
             io = RecordingIO(folder) if twice else FileIO()
@@ -123,7 +123,7 @@ def cut_everywhere(
                 stop = chance.randrange(begun, len(io.trace) + 1)
                 while second.at < stop:
                     second.forward()
-                second.cut(chance, _empty(root))
+                second.cut(chance, empty_folder(root))
                 where += f", and change {stop} of the recovery"
                 start(root, FileIO(), promises.settings, promises.keys, tally, where)
             progress()
@@ -201,7 +201,8 @@ def _landed(l2: L2, slot: int, key: bytes) -> bool:
     return bytes(header["key"]) == key and int(header["generation"]) == segment.use[1]
 
 
-def _empty(root: Path) -> Path:
+def empty_folder(root: Path) -> Path:
+    """The folder of the domain on the volume of `root`, with nothing in it."""
     folder = folder_of(root)
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True, mode=0o700)

@@ -278,6 +278,8 @@ class Journal:
                 # These and no others: the volume may be back by now, with a journal of its own.
                 self.leftover.update(files)
                 self._sweep()
+                with contextlib.suppress(OSError):  # else a power cut may bring them back
+                    self.io.flush_folder(self.folder)
                 files = {}
             self.space.add(-sum(files.values()) - sum(self.leftover.values()))
 

@@ -117,6 +117,10 @@ def _recover(l2: L2, live: Live) -> Found:
     for volume, contents, pages in read:
         mine = {number for number, (_, name) in owners.items() if name == volume.name}
         _clear(volume, mine, contents, l2)
+        with contextlib.suppress(OSError):
+            # A journal that came back after a power cut would speak of segments that were begun
+            # anew meanwhile, under numbers that start over with the journal.
+            l2.io.flush_folder(volume.folder)
         _write_manifest(volume, l2.geometry)
         whole = _inside(l2, volume, pages["slot"])
         kept.append(pages if whole.all() else take_records(pages, np.flatnonzero(whole)))

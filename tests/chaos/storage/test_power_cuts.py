@@ -6,8 +6,10 @@ import random
 from pathlib import Path
 
 import pytest
-from crash.check import Tally, cut_everywhere, record
+from crash.check import Tally, cut_everywhere, empty_folder, folder_of, record, start
 from crash.disk import Change, Cutter, RecordingIO
+from crash.workload import Settings, Workload
+from kvtier_agent.storage.fileio import FileIO
 
 
 @pytest.fixture
@@ -38,6 +40,39 @@ def test_pages_that_never_landed_are_told_from_bad_ones(tmp_path: Path, cut: Pat
     assert tally.problems == []
     assert tally.unwritten > 20
     assert tally.misjudged == 0
+
+
+def test_a_journal_that_was_given_up_does_not_come_back(tmp_path: Path, cut: Path) -> None:
+    """Under `none` an agent that starts again counts generations anew: an old journal would call
+    sound pages of the new ones bad."""
+    (tmp_path / "work").mkdir()
+    io = RecordingIO(folder_of(tmp_path / "work"))
+    workload = Workload(tmp_path / "work", io, seed=0, steps=1)
+    workload.durability = "async"
+
+    def some_pages() -> None:
+        for _ in range(8):
+            workload._put()
+            workload._settle()
+        workload._drop()
+
+    workload._reconfigure()
+    some_pages()
+    workload.durability = "none"
+    workload._reconfigure()
+    some_pages()
+    workload._stop()
+    begun = len(io.trace)
+    some_pages()
+    tally = Tally()
+    for seed in range(60):
+        cutter = Cutter(io.trace)
+        while cutter.at < begun + seed % (len(io.trace) - begun):
+            cutter.forward()
+        cutter.cut(random.Random(seed), empty_folder(cut))
+        start(cut, FileIO(), Settings(workload.cap_bytes, "async"), set(), tally, f"cut {seed}")
+    workload.core.close()
+    assert tally.problems == []
 
 
 def without(trace: list[Change], what: str) -> list[Change]:
