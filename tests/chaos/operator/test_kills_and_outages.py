@@ -201,7 +201,7 @@ def test_kills_do_not_change_where_it_ends(
     assert final_state(rough) == wanted
 
 
-@pytest.mark.parametrize("seconds", [6, pytest.param(60, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("seconds", [3, pytest.param(60, marks=pytest.mark.slow)])
 @pytest.mark.timeout(400)
 def test_an_outage_of_the_api_server_is_caught_up_with(
     new_cluster: Any, new_operator: Any, new_agents: Any, seconds: int

@@ -58,8 +58,8 @@ def test_a_drive_that_fails_costs_misses_and_nothing_else(
     folder: Path, kind: type[FailingDrive]
 ) -> None:
     chances = Chances(fault=0.05, slow_seconds=2.0, most_slow=3)
-    trace = generated(400, seed=2)
-    seen = run(trace, folder, 2, chances, Sizes(), least_faults=80, kind=kind)
+    trace = generated(200, seed=2)
+    seen = run(trace, folder, 2, chances, Sizes(), least_faults=60, kind=kind)
     assert seen.problems() == []
     assert kinds(seen) == EVERY_KIND
     assert seen.hits_l2 > 0, "nothing came back from the drive"

@@ -26,11 +26,11 @@ def work(tmp_path: Path, seed: int, steps: int = 120) -> list[Change]:
 @pytest.mark.parametrize("seed", [1, 6, 13, 17])
 def test_a_cut_anywhere_breaks_no_promise(tmp_path: Path, cut: Path, seed: int) -> None:
     tally = Tally()
-    cut_everywhere(work(tmp_path, seed), cut, seed, tally, every=6)
+    cut_everywhere(work(tmp_path, seed), cut, seed, tally, every=10)
     assert tally.problems == []
     assert tally.bad == 0
-    assert tally.cuts > 50
-    assert tally.pages_right > 500
+    assert tally.cuts > 30
+    assert tally.pages_right > 300
 
 
 def test_pages_that_never_landed_are_told_from_bad_ones(tmp_path: Path, cut: Path) -> None:

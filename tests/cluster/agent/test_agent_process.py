@@ -91,7 +91,7 @@ class Traffic:
             self.wrong += int((copy[good] != turn).sum())
 
 
-@pytest.mark.parametrize("seconds", [10, pytest.param(60, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("seconds", [3, pytest.param(60, marks=pytest.mark.slow)])
 def test_an_outage_of_the_api_server_fails_no_request(
     kube: Kube, control_plane: ControlPlane, ktn: Make, agent_on: Make, seconds: int
 ) -> None:

@@ -13,7 +13,7 @@ from controlplane.testing import Kube
 USER = "system:serviceaccount:kvtier-system:kvtier-operator"
 
 
-@pytest.mark.parametrize("seconds", [15, pytest.param(60, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("seconds", [6, pytest.param(60, marks=pytest.mark.slow)])
 @pytest.mark.timeout(150)
 def test_steady_state_is_silent(
     kube: Kube,
