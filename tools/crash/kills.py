@@ -129,6 +129,10 @@ def _judge(root: Path, client: Client, tally: KillTally, seen: set[int], nvme: i
     if held > nvme << 20:
         tally.cap_broken += 1
         tally.problems.append(f"kill {tally.kills}: {held} bytes on the volume of {nvme} MiB")
+    dropped = client.stats()["counters"]["dropped_found_pages"]
+    if dropped and nvme == ROOMY:
+        tally.promises_broken += dropped
+        tally.problems.append(f"kill {tally.kills}: {dropped} pages found on NVMe were not kept")
     for chain in range(CHAINS):
         there = {chain * PAGES + int(i) for i in np.flatnonzero(_tiers(client, chain) <= 2)}
         mine = {page for page in seen if page // PAGES == chain}

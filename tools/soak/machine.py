@@ -342,6 +342,7 @@ class CacheMachine(PinRules, TenantRules, RuleBasedStateMachine):
         self.io.write_faults.clear()
         self.total.update(self.cache.counters.as_dict())
         self.total["restarts"] += 1
+        shrinks = bool(self.cache.shelves.pool2.excess)
         if way == "stopped":
             self.core.close()
         else:  # the kernel closes what is open, nothing else happens
@@ -349,6 +350,8 @@ class CacheMachine(PinRules, TenantRules, RuleBasedStateMachine):
             self.core.memory._lock = -1
             self.core.nvme.close()
         self.start()
+        dropped = self.cache.counters.dropped_found_pages
+        assert shrinks or not dropped, f"{dropped} pages of NVMe are gone by a mere restart"
         self.turn()
 
     @rule(

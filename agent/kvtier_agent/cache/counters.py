@@ -53,6 +53,8 @@ class Counters:
     scrubbed_segments: int = 0  # of those, tested and good
     taken_over_pages: int = 0  # found in L1 at the start
     dropped_at_start_pages: int = 0  # of the process before, and not taken over
+    found_pages: int = 0  # found in L2 at the start, and indexed again
+    dropped_found_pages: int = 0  # found in L2 at the start, and not kept
     scrubbed_pages: int = 0  # of those taken over, read and compared with their checksum
     scrub_bad_pages: int = 0  # of those, bad (and among quarantined_pages)
     late_pages: int = 0  # landed after the deadline of the load that waited

@@ -145,6 +145,8 @@ class Shaping:
         taken = adoption.adopt(self.shelves, size, keys, parents, depths, checksums, slots, tenants)
         if tenants is not None and tenants.any():
             self.shelves.quotas.count_all()
+        self.counters.found_pages += int(taken.sum())
+        self.counters.dropped_found_pages += int((~taken).sum())
         return taken
 
     def take_over(self, rows: Rows, names: list[str], backed: tuple[int, int]) -> None:

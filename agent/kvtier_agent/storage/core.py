@@ -29,11 +29,11 @@ from kvtier_agent.cache.moves import Move, MoveKind, Outcome
 from kvtier_agent.cache.results import Registration, Ticket
 from kvtier_agent.cache.settings import Behaviour, Budgets
 from kvtier_agent.cache.table_view import LAYOUT_VERSION
-from kvtier_agent.storage import recovery
 from kvtier_agent.storage.arena_watch import ArenaLoss, ArenaWatch
 from kvtier_agent.storage.copier import Copier
 from kvtier_agent.storage.fileio import FileIO, RingIO, allow_many_files
 from kvtier_agent.storage.flights import Flights, flights_if_any
+from kvtier_agent.storage.found_pages import take_in
 from kvtier_agent.storage.l2 import L2
 from kvtier_agent.storage.mover import Mover, Start, SyncMover
 from kvtier_agent.storage.nvme import NvmeTier
@@ -220,21 +220,7 @@ class Core:
             self._l0 = self._copier.l0 = None  # its chunks are made for the size of the slots
 
     def _take_in(self) -> bool:
-        """Offer the cache what was found on the volumes; what it does not take is removed. Was
-        there anything?"""
-        found = self.nvme.take_found()
-        if found is None or self._l2 is None:
-            return False
-        taken = self.cache.adopt(
-            found.keys,
-            found.parents,
-            found.depths,
-            found.checksums,
-            found.slots,
-            found.tenants,
-        )
-        recovery.keep_only(self._l2, found.slots[taken])
-        return bool(taken.any())
+        return take_in(self.nvme, self.cache, self.settings.domain)
 
     @property
     def _l2(self) -> L2 | None:

@@ -123,6 +123,11 @@ def _recover(l2: L2, live: Live) -> Found:
             l2.io.flush_folder(volume.folder)
         _write_manifest(volume, l2.geometry)
         whole = _inside(l2, volume, pages["slot"])
+        if lost := int(whole.size - whole.sum()):
+            log.warning(
+                "the journal has pages whose segments are gone or shorter",
+                volume=volume.name, pages=lost,
+            )  # fmt: skip
         kept.append(pages if whole.all() else take_records(pages, np.flatnonzero(whole)))
         if l2.durability != "none":
             try:

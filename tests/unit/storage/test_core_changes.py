@@ -104,6 +104,21 @@ def test_an_nvme_tier_that_comes_late_takes_in_what_an_earlier_agent_left(make_c
     check_books(core.cache)
 
 
+def test_a_smaller_nvme_tier_keeps_what_fits_and_counts_the_rest(make_core):
+    core = make_core()
+    core.reconfigure(0.0, Behaviour(), budgets())
+    core.register(0.0, GEOMETRY)
+    put(core, 60)
+    held = core.cache.snapshot(1.0).tiers[2].pages
+    core.close()
+    core = make_core()
+    core.reconfigure(0.0, Behaviour(), budgets(l2=15))
+    core.register(0.0, GEOMETRY)
+    counters = core.cache.counters
+    assert counters.found_pages == core.cache.snapshot(1.0).tiers[2].pages > 0
+    assert counters.dropped_found_pages == held - counters.found_pages > 0
+
+
 @pytest.mark.parametrize("first", ["client", "headers"])
 def test_a_client_that_comes_before_the_revision_does_not_cost_the_pages_on_nvme(make_core, first):
     """Engines find a restarted agent at once; its revision takes longer."""

@@ -182,6 +182,8 @@ def test_pages_of_dram_that_go_down_at_once_take_no_slot_of_pages_found_on_nvme(
     core = node.agent()
     core.reconfigure(1.0, *node.revision(l1=20, l2=160))  # more in DRAM than it may hold now
     assert core.register(1.0, GEOMETRY).accepted
+    assert core.cache.counters.found_pages > 40
+    assert core.cache.counters.dropped_found_pages == 0
     settle(core)
     check_books(core.cache)
     assert right(core, range(100)) == there
