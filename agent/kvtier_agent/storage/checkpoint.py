@@ -143,13 +143,17 @@ class Checkpointer:
     def run(self, heart: Heart) -> None:
         """A supervised loop."""
         while not heart.wait(LOOK_SECONDS):
-            if not self.step(heart) and heart.wait(RETRY_SECONDS):
+            if self.step(heart):
+                continue
+            urgent = any(journal.failed for journal in self._journals())
+            if heart.wait(LOOK_SECONDS if urgent else RETRY_SECONDS):
                 return
 
     def step(self, heart: Heart) -> bool:
         """Write what is due. False: something failed, and is to be tried again later."""
         good = True
-        for journal in self._journals():
+        # One that takes no events comes first: a long checkpoint of another must not keep it so.
+        for journal in sorted(self._journals(), key=lambda one: not one.failed):
             if not journal.due:
                 continue
             try:

@@ -20,7 +20,9 @@ LONGEST_REST_SECONDS = 60.0
 HANG_REST_SECONDS = 30.0
 """Of a drive that does not answer: it may yet, and what lies there can often be read meanwhile."""
 LASTING = 3
-"""Refusals in a row from which a drive is believed to be lost."""
+LASTING_SECONDS = 30.0
+"""A drive that refused so often in a row, over so long a time at least, is believed to be lost: a
+controller that starts anew, or a journal that needs another log, takes seconds."""
 
 _OWN_LIMITS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 """Errors that say nothing about the drive."""
@@ -30,14 +32,15 @@ log = structlog.get_logger("kvtier.storage.volume")
 
 @dataclass(frozen=True, slots=True)
 class Trouble:
-    """`reason`: as above. `message`: what the system said. `times`: refusals in a row; `until`:
-    when it is tried again, `rest` seconds after the last of them. `placing`: it was no write to
-    blocks that were there that failed, so none that succeeds says anything. `hangs`: it gave no
-    answer at all."""
+    """`reason`: as above. `message`: what the system said. `times`: refusals in a row, the first at
+    `since`; `until`: when it is tried again, `rest` seconds after the last of them. `placing`: it
+    was no write to blocks that were there that failed, so none that succeeds says anything.
+    `hangs`: it gave no answer at all."""
 
     reason: str
     message: str
     times: int
+    since: float
     until: float
     rest: float
     placing: bool
@@ -51,7 +54,9 @@ class Trouble:
     @property
     def lost(self) -> bool:
         """Has it failed so often that what lies there is given up?"""
-        return self.reason == "VolumeUnusable" and self.times >= LASTING
+        if self.reason != "VolumeUnusable" or self.times < LASTING:
+            return False
+        return self.until - self.rest - self.since >= LASTING_SECONDS
 
 
 class VolumeHealth:
@@ -88,20 +93,21 @@ class VolumeHealth:
         if before is not None and again and now < before.until:
             return
         hangs = error.errno == errno.ETIMEDOUT
-        rest, times = HANG_REST_SECONDS if hangs else FIRST_REST_SECONDS, 1
+        rest, times, since = HANG_REST_SECONDS if hangs else FIRST_REST_SECONDS, 1, now
         if before is not None and again:
             rest, times = min(2 * before.rest, LONGEST_REST_SECONDS), before.times + 1
+            since = before.since
             rest = max(rest, HANG_REST_SECONDS) if hangs else rest
         message = error.strerror or str(error)
         self.trouble = now_so = Trouble(
-            reason, message, times, now + rest, rest, placing, hangs
+            reason, message, times, since, now + rest, rest, placing, hangs
         )  # fmt: skip
         if not again:
             log.warning(
                 "a volume takes no writes; others of the tier are used, and it is tried again",
                 volume=self.name, reason=reason, error=message,
             )  # fmt: skip
-        elif now_so.lost and times == LASTING:
+        elif now_so.lost and before is not None and not before.lost:
             log.error(
                 "a volume goes on failing; what lies there is given up",
                 volume=self.name, error=message,
