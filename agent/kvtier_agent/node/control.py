@@ -143,22 +143,31 @@ class Control:
         if now >= self._look_at:
             self._look_at = now + self._look_seconds
             self._look_again(desired)
-        self._life, actions = lifecycle.step(self._life, desired, now)
-        for action in actions:
-            match action:
-                case Action.APPLY:
-                    assert isinstance(desired, Wanted)
-                    self._apply(desired, now)
-                case Action.STOP_ADMITTING:
-                    self._stop_admitting()
-                case Action.DROP:
-                    self._drop()
-        if isinstance(desired, Absent):
-            self._refusal = None
-            if self._life.phase in (Phase.DROPPED, Phase.WAITING):
-                # What was pinned when the grace ended; what an earlier process left in memory.
-                self._tiers.drop()
+        life, actions = lifecycle.step(self._life, desired, now)
+        if isinstance(desired, Wanted):
+            if Action.APPLY in actions:
+                self._apply(desired, now)
+        elif not isinstance(desired, Absent) or self._let_go(actions):
+            self._life = life  # not before it is done: else it would not be asked for again
+        if isinstance(desired, Absent) and self._life.phase in (Phase.DROPPED, Phase.WAITING):
+            # What was pinned when the grace ended; what an earlier process left in memory.
+            self._tiers.drop()
         self._publish(now)
+
+    def _let_go(self, actions: tuple[Action, ...]) -> bool:
+        """What follows from there being no policy. False: it could not be done, and is to be tried
+        again."""
+        try:
+            for action in actions:
+                self._stop_admitting() if action is Action.STOP_ADMITTING else self._drop()
+        except NotApplicableError as e:
+            problem = Problem(e.reason, e.message)
+            if problem != self._refusal:
+                log.error("what no policy asks for is not given up yet", problem=e.message)
+            self._refusal = problem
+            return False
+        self._refusal = None
+        return True
 
     def _look_again(self, desired: Desired) -> None:
         """A refused revision is tried again, and drifted facts lead to new budgets."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 from kvtier_agent.node.budgets import NotApplicableError
 from kvtier_agent.node.control import RETRY_SECONDS, Control
 from kvtier_agent.node.desired import Absent, Problem
@@ -195,6 +196,32 @@ def test_an_orphan_serves_admits_nothing_then_gives_everything_back(
     world.turn(1.0)
     assert tiers.behaviour.admitting
     assert tiers.budgets == held
+
+
+@pytest.mark.parametrize("at", ["stop-admitting", "drop"])
+def test_what_an_orphan_could_not_give_up_it_gives_up_later(
+    tiers: Any, facts: Make, wanted: Make, at: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = World(tiers, facts())
+    world.control.say(wanted(), None)
+    world.turn()
+    world.control.say(Absent(5.0), None)
+    if at == "drop":
+        world.turn(1.0)
+    error = NotApplicableError(Reason.VolumeUnusable, "volume data0 is gone")
+    real = tiers.reconfigure
+
+    def refuse(*_: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(tiers, "reconfigure", refuse)
+    world.turn(1.0 if at == "stop-admitting" else 6.0)
+    assert world.control.view.refusal.message == error.message
+    monkeypatch.setattr(tiers, "reconfigure", real)
+    world.turn(1.0)
+    assert world.control.view.refusal is None
+    assert not tiers.behaviour.admitting
+    assert (tiers.budgets == NOTHING) == (at == "drop")
 
 
 def test_without_a_policy_what_an_earlier_process_left_is_given_back(
