@@ -113,9 +113,7 @@ class Reclaim:
         """These segments are gone with their volume, and so are the copies in them."""
         for segment in sorted(segments):
             if self.pool.known(segment):
-                self.pool.retire(segment)
-                self.emptying[segment] = Emptying(segment, 0, NOBODY)
-                self._evict(segment)
+                self._retire(segment)
 
     def stir(self) -> None:
         """Something has changed: look for victims again."""
@@ -134,11 +132,17 @@ class Reclaim:
                     break
                 size = self.pool.size(segment)
                 going += size
-                self.pool.retire(segment)
-                self.emptying[segment] = Emptying(segment, 0, NOBODY)
-                self._evict(segment)
+                self._retire(segment)
                 if not self.pool.in_use(segment):
                     going -= size  # gone already
+
+    def _retire(self, segment: int) -> None:
+        """Nothing of it is kept or moved any more; what is being moved already still ends."""
+        self.pool.retire(segment)
+        before = self.emptying.get(segment)
+        moving = before.moving if before is not None else 0
+        self.emptying[segment] = Emptying(segment, 0, NOBODY, moving)
+        self._evict(segment)
 
     # -- which ------------------------------------------------------------------------------
 

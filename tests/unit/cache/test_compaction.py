@@ -212,6 +212,33 @@ def test_a_page_that_left_meanwhile_is_not_brought_back():
     assert cache.shelves.pool2.used == 0
 
 
+@pytest.mark.parametrize("how", ["lost", "shrunk"])
+def test_a_segment_that_goes_while_pages_are_moved_out_of_it_goes_once_they_are_moved(how):
+    """Also those of its pages that were being read just then."""
+    cache, held = filled()
+    pool = cache.shelves.pool2
+    segment = int(held[0].source[0]) // pool.per_segment
+    ticket = cache.load(1.0, 1, held[0].keys[:1], 9.0)
+    reads = [one for one in cache.take_moves() if one.kind is MoveKind.READ]
+    assert int(reads[0].source[0]) // pool.per_segment == segment
+    if how == "lost":
+        cache.lose_segments(1.0, {segment})
+    else:
+        budgets = Budgets(0, 32 * PAGE, 2 * PAGE, ("data0",), 0)
+        cache.reconfigure(1.0, cache.behaviour, budgets, l2_slots=1)
+    for move in held:
+        done(cache, move)
+    done(cache, reads[0])
+    assert cache.release(1.0, 1, ticket.lease)
+    settle(cache)
+    cache.make_room()
+    cache.reconfigure(2.0, cache.behaviour, cache.budgets, l2_slots=cache.l2_slots)
+    settle(cache)
+    check_books(cache)
+    assert not pool.in_use(segment)
+    assert all(one.moving >= 0 for one in cache.traffic.reclaim.emptying.values())
+
+
 @pytest.mark.parametrize("status", [MoveStatus.BAD_PAGE, MoveStatus.IO_ERROR])
 def test_a_page_that_cannot_be_read_to_be_moved_is_gone_and_its_segment_suspect(status):
     cache, held = filled()
