@@ -58,16 +58,15 @@ def arena_folder(shm_dir: Path, run_dir: Path) -> Path:
 
 
 def held_bytes(folder: Path, suffixes: tuple[str, ...] = ("",)) -> int:
-    """Bytes that the files in a folder take, holes left out; only those whose name ends so."""
+    """Bytes that the files in a folder take, holes left out; only those whose name ends so. None in
+    a folder that is not there. Raises OSError: a part of the sum would pass for less held."""
     total = 0
-    try:
-        with os.scandir(folder) as entries:
-            for entry in entries:
-                if not entry.name.endswith(suffixes):
-                    continue
+    with contextlib.suppress(FileNotFoundError), os.scandir(folder) as entries:
+        for entry in entries:
+            if not entry.name.endswith(suffixes):
+                continue
+            with contextlib.suppress(FileNotFoundError):  # it went away while we looked
                 total += entry.stat(follow_symlinks=False).st_blocks * 512
-    except OSError:
-        return total  # a file that went away while we looked
     return total
 
 

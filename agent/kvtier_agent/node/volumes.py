@@ -44,7 +44,7 @@ def _measure(
     failing = [t for t in troubles if t.reason == "VolumeUnusable"]
     measured = facts.volume_facts(
         mount,
-        sum(held_bytes(mount / "kvtier" / domain) for domain in domains),
+        _held(name, mount, domains, cores, in_trouble=bool(troubles)),
         refuses=any(t.reason == "VolumeReadOnly" for t in troubles),
     )
     served = any(core.holds(name) for core in cores)
@@ -56,3 +56,16 @@ def _measure(
         lost=any(t.lost and t.until > now for t in failing),
         full=any(t.reason == "VolumeFull" for t in troubles),
     )
+
+
+def _held(
+    name: str, mount: Path, domains: tuple[str, ...], cores: tuple[Core, ...], *, in_trouble: bool
+) -> int:
+    """Bytes of kvtier's own files on a volume. Raises OSError where they cannot be counted; of one
+    that fails anyway the segments stand for them, so that it is judged by its failure."""
+    try:
+        return sum(held_bytes(mount / "kvtier" / domain) for domain in domains)
+    except OSError:
+        if not in_trouble:
+            raise
+        return sum(held for core in cores for its, held, _ in core.volumes() if its == name)
