@@ -123,18 +123,18 @@ class Control:
 
     def resume(self, wanted: Wanted | None, grace_left: float | None) -> None:
         """Before the first turn: the last good revision as found on disk, and what was left of an
-        orphan's grace. It is in force until a source speaks."""
+        orphan's grace (0: it was over). It is in force until a source speaks; after the grace
+        nothing is."""
         now = self._clock()
-        if wanted is None:
-            return
-        self._apply(wanted, now, admitting=grace_left is None)
-        if grace_left is None:
-            self._said = (wanted, None, -1)
-        else:
+        if wanted is not None and grace_left != 0:
+            self._apply(wanted, now, admitting=grace_left is None)
+        if grace_left is not None:
+            # Also where it could not be applied: what is in memory keeps the rest of its grace.
             self._said = (Absent(grace_left), None, -1)
-            if self._life.phase is Phase.SERVING:
-                in_force = self._life.in_force
-                self._life = replace(lifecycle.resumed(grace_left, now), in_force=in_force)
+            in_force = self._life.in_force
+            self._life = replace(lifecycle.resumed(grace_left, now), in_force=in_force)
+        elif wanted is not None:
+            self._said = (wanted, None, -1)
         self._publish(now)
 
     def turn(self, now: float) -> None:

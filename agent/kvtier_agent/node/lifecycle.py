@@ -63,20 +63,28 @@ class Life:
 
 
 START: Final = Life()
+LEAST_GRACE_SECONDS: Final = 0.001
+"""Left of a grace that is over while what it was for could not be dropped yet."""
 
 
 def resumed(remaining_seconds: float | None, now: float) -> Life:
-    """The state after a restart in the middle of an orphan's grace (None: not orphaned)."""
+    """The state after a restart in the middle of an orphan's grace, or after it (0); None: it was
+    not orphaned."""
     if remaining_seconds is None:
         return START
-    return Life(phase=Phase.ORPHANED, drop_at=now + max(0.0, remaining_seconds))
+    if remaining_seconds <= 0:
+        return Life(phase=Phase.DROPPED)
+    return Life(phase=Phase.ORPHANED, drop_at=now + remaining_seconds)
 
 
 def remaining_grace(life: Life, now: float) -> float | None:
-    """Seconds of grace left, to be kept on disk; None where nothing is orphaned."""
+    """Seconds of grace left, to be kept on disk; 0 once all is dropped, and not before. None where
+    nothing is orphaned."""
+    if life.phase is Phase.DROPPED:
+        return 0.0
     if life.phase is not Phase.ORPHANED or life.drop_at is None:
         return None
-    return max(0.0, life.drop_at - now)
+    return max(LEAST_GRACE_SECONDS, life.drop_at - now)
 
 
 def step(life: Life, desired: Desired, now: float) -> tuple[Life, tuple[Action, ...]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,7 +11,8 @@ from kvtier_agent.node.budgets import NotApplicableError
 from kvtier_agent.node.control import RETRY_SECONDS, Control
 from kvtier_agent.node.desired import Absent, Problem
 from kvtier_agent.node.facts import Facts, MemoryLimit
-from kvtier_agent.node.lifecycle import Phase
+from kvtier_agent.node.lifecycle import Phase, remaining_grace
+from kvtier_agent.node.memory import Memory
 from kvtier_agent.node.revision import NOTHING
 from kvtier_agent.supervise import Heart
 from kvtier_api.reasons import Reason
@@ -259,6 +261,50 @@ def test_a_restart_within_the_grace_goes_on_where_it_was(
     world.turn(3.0)
     assert world.control.view.life.phase is Phase.ORPHANED
     world.turn(1.5)
+    assert world.control.view.life.phase is Phase.DROPPED
+
+
+def test_a_restart_after_the_grace_brings_nothing_back(
+    tmp_path: Path, tiers: Any, facts: Make, wanted: Make
+) -> None:
+    world, memory = World(tiers, facts()), Memory(tmp_path, "n")
+    memory.keep(wanted())
+    world.control.say(wanted(), None)
+    world.turn()
+    world.control.say(Absent(60.0), None)
+    world.turn()
+    world.turn(61.0)
+    memory.save({}, remaining_grace(world.control.view.life, world.now))
+
+    del tiers.calls[:]
+    tiers.behaviour, tiers.drops = None, 0
+    world.control = world.fresh()
+    world.control.resume(*Memory(tmp_path, "n").recall())
+    for word in (None, Absent(3600.0)):  # before the API server speaks, and after
+        if word is not None:
+            world.control.say(word, None, 4)
+        world.turn(1.0)
+        assert tiers.calls == [], "nothing is put in force, nothing backed"
+        assert tiers.drops > 0
+        assert world.control.view.life.phase is Phase.DROPPED
+    world.control.say(wanted(), None, 5)
+    world.turn(1.0)
+    assert tiers.behaviour.admitting
+
+
+def test_a_restart_within_the_grace_that_can_apply_nothing_keeps_what_is_in_memory(
+    tiers: Any, facts: Make, wanted: Make
+) -> None:
+    world = World(tiers, facts())
+    tiers.refuse = NotApplicableError(Reason.VolumeUnusable, "volume data0 is not there yet")
+    world.control.resume(wanted(), 1800.0)
+    world.turn(1.0)
+    world.control.say(Absent(3600.0), None, 4)
+    world.turn(1790.0)
+    assert tiers.drops == 0
+    assert world.control.view.life.phase is Phase.ORPHANED
+    world.turn(10.0)
+    assert tiers.drops > 0
     assert world.control.view.life.phase is Phase.DROPPED
 
 

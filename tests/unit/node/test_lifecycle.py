@@ -80,6 +80,20 @@ def test_a_restart_does_not_start_the_grace_anew() -> None:
     assert lifecycle.resumed(None, 3.0) == lifecycle.START
 
 
+def test_a_restart_after_the_grace_finds_it_over() -> None:
+    orphan, _ = step(serving(), GONE, 0.0)
+    late = lifecycle.remaining_grace(orphan, 1e6)
+    assert late is not None
+    assert late > 0, "it is not dropped yet"
+    assert lifecycle.resumed(late, 5.0).phase is Phase.ORPHANED
+    dropped, _ = step(orphan, GONE, 11.0)
+    assert lifecycle.remaining_grace(dropped, 12.0) == 0
+    again = lifecycle.resumed(0.0, 5.0)
+    assert again == dropped
+    assert step(again, GONE, 6.0) == (again, ())
+    assert step(again, wanted("a"), 7.0)[1] == (Action.APPLY,)
+
+
 def test_a_shorter_grace_counts_at_once() -> None:
     orphan, _ = step(serving(), Absent(grace_seconds=3600.0), 0.0)
     orphan, actions = step(orphan, Absent(grace_seconds=2.0), 1.0)
