@@ -45,6 +45,9 @@ STUCK_SECONDS: Final = 300.0
 sign of life; what has none is finding the pages on large drives again, a minute, and a drive that
 answers slowly."""
 
+Said = tuple[Desired, Problem | None, int]
+"""What is wanted, what was wrong with the newest word about it, its generation."""
+
 log = structlog.get_logger(__name__)
 
 
@@ -83,7 +86,7 @@ class Control:
         self._look_seconds = look_seconds
         self._clock = clock
         self._wake = threading.Event()
-        self._said: tuple[Desired, Problem | None, int] = (Unheard(), None, -1)
+        self._said: Said = (Unheard(), None, -1)
         self._life = lifecycle.START
         self._spec: RevisionSpec | None = None
         self._refusal: Problem | None = None
@@ -135,11 +138,12 @@ class Control:
             self._life = replace(lifecycle.resumed(grace_left, now), in_force=in_force)
         elif wanted is not None:
             self._said = (wanted, None, -1)
-        self._publish(now)
+        self._publish(self._said, now)
 
     def turn(self, now: float) -> None:
         """One look at what is wanted, and what follows from it."""
-        desired = self._said[0]
+        said = self._said  # once: what comes meanwhile was not tried yet, and is the next turn's
+        desired = said[0]
         if now >= self._look_at:
             self._look_at = now + self._look_seconds
             self._look_again(desired)
@@ -152,7 +156,7 @@ class Control:
         if isinstance(desired, Absent) and self._life.phase in (Phase.DROPPED, Phase.WAITING):
             # What was pinned when the grace ended; what an earlier process left in memory.
             self._tiers.drop()
-        self._publish(now)
+        self._publish(said, now)
 
     def _let_go(self, actions: tuple[Action, ...]) -> bool:
         """What follows from there being no policy. False: it could not be done, and is to be tried
@@ -239,8 +243,8 @@ class Control:
             self._tiers.reconfigure(behaviour, NOTHING)
         self._budgets = None
 
-    def _publish(self, now: float) -> None:
-        desired, problem, generation = self._said
+    def _publish(self, said: Said, now: float) -> None:
+        desired, problem, generation = said
         view = NodeView(
             at=now,
             life=self._life,

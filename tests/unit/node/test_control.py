@@ -160,6 +160,29 @@ def test_a_failed_preparation_changes_nothing(tiers: Any, facts: Make, wanted: M
     assert world.control.view.refusal == Problem(Reason.VolumeReadOnly, "volume data0 is read-only")
 
 
+def test_a_word_that_comes_meanwhile_is_not_said_to_have_been_tried(
+    tiers: Any, facts: Make, wanted: Make
+) -> None:
+    world = World(tiers, facts())
+    one, two = wanted(), wanted(durability="none")
+    refusal = NotApplicableError(Reason.VolumeReadOnly, "volume data0 is read-only")
+
+    def prepare(*_: Any) -> None:
+        world.control.say(two, None, 3)
+        raise refusal
+
+    world.control.say(one, None, 2)
+    ready, tiers.prepare = tiers.prepare, prepare
+    world.turn()
+    view = world.control.view
+    assert (view.generation, view.wanted) == (2, one.revision), "what was refused"
+    assert view.refusal is not None
+    tiers.prepare = ready
+    world.turn(1.0)
+    view = world.control.view
+    assert (view.generation, view.in_force, view.refusal) == (3, two.revision, None)
+
+
 def test_a_word_nobody_understands_is_reported_and_changes_nothing(
     tiers: Any, facts: Make, wanted: Make
 ) -> None:
