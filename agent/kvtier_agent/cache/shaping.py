@@ -125,10 +125,17 @@ class Shaping:
         if not take_in():  # else what was found is looked at as it is; the next tick balances
             self._balance(now)
 
-    def regrow(self) -> None:
-        """Take in positions that a growth missed; the memory for `missing_slots` is there."""
-        for pool in self.shelves.pools[:2]:
-            pool.set_limit(pool.limit)
+    def regrow(self, most_bytes: int, back: Callable[[int, NDArray[np.uint32]], None]) -> bool:
+        """Take in positions that a growth missed, of each tier as many as `most_bytes` are.
+        `back(tier, positions)` puts memory behind them. Is there more to take in?"""
+        most, more = max(1, most_bytes // self.geometry.slot_bytes), False
+        for tier, pool in enumerate(self.shelves.pools[:2]):
+            missing = pool.missing(pool.limit)
+            if missing.size:
+                back(tier, missing[:most])
+                pool.take_in(missing[:most])
+                more |= missing.size > most
+        return more
 
     def adopt(
         self,

@@ -60,12 +60,16 @@ class SlotPool:
         limit = min(limit, self.maximum)
         grown = self.missing(limit)
         self.limit = limit
+        self.take_in(grown)
+        self._trim()
+
+    def take_in(self, grown: Slots) -> None:
+        """Some of `missing(limit)`, its first ones; there is memory behind them now."""
         if grown.size:
             new = set(grown.tolist())
             self._holes = [h for h in self._holes if h not in new]
             self._next = max(self._next, int(grown.max()) + 1)
             self._push(grown[::-1])
-        self._trim()
 
     def take(self, count: int) -> Slots:
         """Up to `count` free slots, lowest positions first after a fresh start."""

@@ -14,10 +14,12 @@ taken in then, if they are of that geometry; else the volumes are swept.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import threading
 from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
 
 from kvtier_agent.cache import table_notes
 from kvtier_agent.cache.arena import ArenaError, Progress, ShmArena, unseen
@@ -52,6 +54,8 @@ from kvtier_agent.storage.volume_health import Trouble
 __all__ = ["ArenaInfo", "Core", "CoreError", "CoreSettings", "Layout"]
 
 MOST_SUSPECTS_NAMED = 16
+REGROW_BYTES = 128 << 20
+"""Of each tier that get memory in one turn of the cache thread: a twentieth of a second or so."""
 
 
 ENGINES = ("io_uring", "calls")
@@ -74,6 +78,8 @@ class Core:
         Raises CoreError when the arena or the table cannot be made."""
         self.settings = settings
         self.boot_id = os.urandom(16)
+        self._wake = wake
+        self._growing = False
         self.on_outcome: Callable[[float, Move, Outcome], None] = lambda *_: None
         allow_many_files()
         self._preparing = threading.Lock()
@@ -297,8 +303,9 @@ class Core:
         for move, outcome in self._mover.collect():
             self.on_outcome(now, move, outcome)
             tickets += self.cache.move_done(now, move, outcome)
-            if move.kind in (MoveKind.PUNCH_L0, MoveKind.PUNCH_L1):
-                self._regrow()
+            self._growing |= move.kind in (MoveKind.PUNCH_L0, MoveKind.PUNCH_L1)
+        if self._growing:
+            self._regrow()
         if self._l2 is not None:
             lost = self._l2.give_up_lost()
             if lost:
@@ -306,10 +313,19 @@ class Core:
         return tickets
 
     def _regrow(self) -> None:
-        """Positions are free to be used again that a growth may have waited for."""
-        with contextlib.suppress(CoreError):  # the tier stays smaller, as its capacity says
-            self._back_slots(self.cache.geometry, self.cache.budgets)
-            self.cache.regrow()
+        """Positions are free to be used again that a growth may have waited for. Memory for them is
+        had a piece at a time, with turns for everybody in between."""
+        try:
+            self._growing = self.cache.regrow(REGROW_BYTES, self._back_some)
+        except ArenaError:  # the tier stays smaller, as its capacity says
+            self._growing = False
+        if self._growing:
+            self._wake()
+
+    def _back_some(self, tier: int, slots: NDArray[np.uint32]) -> None:
+        arena = (self._l0, self._l1)[tier]
+        assert arena is not None
+        arena.back_slots(slots, self.cache.geometry.slot_bytes)
 
     @property
     def l1(self) -> ShmArena:

@@ -189,6 +189,30 @@ def test_memory_is_asked_for_before_the_cache_thread_needs_it_and_only_once(make
     assert core._l1.backed_bytes == 100 * PAGE
 
 
+def test_a_tier_that_grows_before_its_memory_has_gone_gets_it_again_in_pieces(
+    make_core, monkeypatch
+):
+    """The cache thread has other things to do than to wait for all of it at once."""
+    monkeypatch.setattr("kvtier_agent.storage.core.REGROW_BYTES", 4 * PAGE)
+    core = make_core(maximum=40)
+    core.reconfigure(0.0, Behaviour(), budgets(l1=40, l2=0))
+    core.register(0.0, GEOMETRY)
+    core.reconfigure(1.0, Behaviour(), budgets(l1=10, l2=0))
+    core.reconfigure(2.0, Behaviour(), budgets(l1=40, l2=0))
+    pool = core.cache.shelves.pools[1]
+    assert pool.available == 10
+    settle(core)
+    sizes = [pool.available]
+    while pool.available < 40:
+        core.collect(3.0)
+        sizes.append(pool.available)
+        assert 0 < sizes[-1] - sizes[-2] <= 4
+    assert len(sizes) >= 7
+    put(core, 40)
+    assert hits(core, 40) == 40
+    check_books(core.cache)
+
+
 def test_a_client_that_could_not_be_served_leaves_no_trace_for_one_of_another_size(
     make_core, monkeypatch
 ):
