@@ -9,11 +9,13 @@ from kvtier_agent.cache.geometry import Geometry
 from kvtier_agent.cache.moves import MoveStatus
 from kvtier_agent.storage import l2 as l2_module
 from kvtier_agent.storage import recovery
+from kvtier_agent.storage.checkpoint import write_checkpoint
 from kvtier_agent.storage.fileio import FileIO
 from kvtier_agent.storage.l2 import L2
 from kvtier_agent.storage.segment import PageStamp
 from kvtier_agent.storage.volume import Volume
 from kvtier_agent.storage.volume_health import (
+    HANG_REST_SECONDS,
     LASTING,
     LASTING_SECONDS,
     LONGEST_REST_SECONDS,
@@ -28,11 +30,13 @@ KEYS = np.arange(32 * 16, dtype=np.uint8).reshape(32, 16)
 
 
 class Drives(FileIO):
-    """`free`: bytes by volume; `broken`: volumes whose calls fail with that error."""
+    """`room`: bytes by volume; `broken`: volumes whose calls fail with that error; `hiccups`: so
+    many flushes are not answered."""
 
     def __init__(self):
         self.room = {}
         self.broken = {}
+        self.hiccups = 0
         self.paths = {}
         self.asked = []
 
@@ -52,6 +56,12 @@ class Drives(FileIO):
     def write(self, fd, buffers, offset):
         self._fail(self.paths[fd])
         return super().write(fd, buffers, offset)
+
+    def flush(self, fd):
+        if self.hiccups:
+            self.hiccups -= 1
+            raise OSError(errno.ETIMEDOUT, "the drive does not answer")
+        super().flush(fd)
 
     def free(self, folder):
         return self.room.get(folder.parts[-3], 1 << 30), 1 << 30
@@ -193,3 +203,47 @@ def test_a_short_look_does_not_call_a_full_volume_well(tier):
     clock[0], drives.room = 100.0, {}
     assert write(0) == OK
     assert health.trouble is None
+
+
+def test_hiccups_of_a_full_volume_are_over_with_the_first_good_write(tier):
+    l2, drives, write, _, clock = tier
+    l2.withdraw({"data1"})
+    (volume,) = l2.volumes
+    for segment in range(4):
+        assert write(segment) == OK
+    for epoch in range(1, 2 * LASTING):
+        drives.hiccups = 1
+        assert write(0, epoch) == {int(MoveStatus.NO_SPACE)}
+        assert volume.health.trouble.hangs
+        for journal in l2.journals.all():  # what their loop does half a second later
+            write_checkpoint(journal)
+        clock[0] += HANG_REST_SECONDS + 1
+        assert write(1, epoch) == OK, "begun anew, in its blocks"
+        assert volume.health.trouble is None
+        clock[0] += 3600.0
+    assert l2.give_up_lost() == set()
+    assert len(l2.segments) == 4
+
+
+def refusals(health, times):
+    for now in times:
+        health.refused(now, OSError(errno.EIO, "x"), placing=True)
+    return health.trouble
+
+
+def test_refusals_long_ago_say_nothing_of_a_drive_that_nobody_asked_since():
+    health = VolumeHealth("data0")
+    assert not refusals(health, [0, 3600, 3602.1]).lost
+    after = refusals(health, [3606.2, 3614.3, 3632])
+    assert (after.since, after.times) == (3600, 5)
+    assert after.lost
+
+
+def test_a_write_that_succeeds_between_refusals_ends_their_row():
+    health = VolumeHealth("data0")
+    refusals(health, [0, 1, 3, 7])
+    health.served()
+    assert health.rests(7.5), "it proves nothing of what was refused"
+    later = refusals(health, [16, 33])
+    assert (later.since, later.times) == (16, 2)
+    assert refusals(health, [70]).lost
