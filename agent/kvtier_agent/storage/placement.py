@@ -72,12 +72,14 @@ class Placement:
     def took(self, volume: Volume, *, grew: bool) -> None:
         """A write to a volume succeeded; did it get new blocks for it? One to blocks that were
         there says nothing of how full it is: that is looked at when it has rested."""
-        trouble, now = volume.health.trouble, self._clock()
+        trouble = volume.health.trouble
         if trouble is None or grew or trouble.reason == "VolumeReadOnly":
             volume.health.took()
-        elif volume.health.rests(now):
             return
-        elif trouble.failing:
+        volume.health.served()
+        if volume.health.rests(self._clock()):
+            return
+        if trouble.failing:
             if not trouble.placing:
                 volume.health.took()
         elif volume.keeps_reserve(self._l2.per_segment * self._l2.stride, self._l2.reserve_percent):
@@ -93,11 +95,20 @@ class Placement:
             return
         if use[0] < epoch:
             raise SegmentGoneError(errno.ENOENT, "that use of the segment is over")
-        segment.use = (use[0], self._l2.journals.begin(volume, segment.number))
+        segment.use = (use[0], self._void(volume, segment.number))
         segment.found = False
         beyond = use[1] + np.flatnonzero(segment.laid[use[1] :])
         for start, length in runs(beyond.astype(np.uint32)):
             segment.punch(start, length)
+
+    def _void(self, volume: Volume, number: int) -> int:
+        """Tell the journal that all a segment held is void; its new generation. Raises OSError: the
+        journal refused, as it would what is told of a write. Such a write proves it well again."""
+        try:
+            return self._l2.journals.begin(volume, number)
+        except OSError as error:
+            self.refused(volume, error, placing=False)
+            raise
 
     def _moves(self, segment: Segment, volume: Volume, use: Use | None) -> bool:
         """Is it begun anew, and better on another volume?"""
@@ -159,7 +170,7 @@ class Placement:
         try:
             if volume not in l2.volumes:  # withdrawn in this very moment
                 raise SegmentGoneError(errno.ENOENT, "the volume is gone")
-            segment.use = (use[0] if use else 0, l2.journals.begin(volume, number))
+            segment.use = (use[0] if use else 0, self._void(volume, number))
             self._allocate(segment, wanted)
         except OSError:
             l2.drop_segment(number)

@@ -11,7 +11,8 @@ an argument, in seconds on one monotonic clock.
 from __future__ import annotations
 
 import errno
-from dataclasses import dataclass
+import threading
+from dataclasses import dataclass, replace
 
 import structlog
 
@@ -22,7 +23,8 @@ HANG_REST_SECONDS = 30.0
 LASTING = 3
 LASTING_SECONDS = 30.0
 """A drive that refused so often in a row, over so long a time at least, is believed to be lost: a
-controller that starts anew, or a journal that needs another log, takes seconds."""
+controller that starts anew, or a journal that needs another log, takes seconds. In a row: no write
+succeeded in between, and none of them came so long after it could have been tried again."""
 
 _OWN_LIMITS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 """Errors that say nothing about the drive."""
@@ -33,9 +35,9 @@ log = structlog.get_logger("kvtier.storage.volume")
 @dataclass(frozen=True, slots=True)
 class Trouble:
     """`reason`: as above. `message`: what the system said. `times`: refusals in a row, the first at
-    `since`; `until`: when it is tried again, `rest` seconds after the last of them. `placing`: it
-    was no write to blocks that were there that failed, so none that succeeds says anything.
-    `hangs`: it gave no answer at all."""
+    `since` (0: a write has succeeded since the last one); `until`: when it is tried again, `rest`
+    seconds after the last of them. `placing`: it was no write to blocks that were there that
+    failed, so none that succeeds says that all is well. `hangs`: it gave no answer at all."""
 
     reason: str
     message: str
@@ -65,6 +67,7 @@ class VolumeHealth:
     def __init__(self, name: str) -> None:
         self.name = name
         self.trouble: Trouble | None = None
+        self._changing = threading.Lock()
 
     def rests(self, now: float) -> bool:
         """Is it not to be tried now?"""
@@ -88,33 +91,43 @@ class VolumeHealth:
         reason = {errno.EROFS: "VolumeReadOnly"}.get(error.errno or 0, "VolumeUnusable")
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             reason = "VolumeFull"
-        before = self.trouble
-        again = before is not None and before.reason == reason
-        if before is not None and again and now < before.until:
-            return
-        hangs = error.errno == errno.ETIMEDOUT
-        rest, times, since = HANG_REST_SECONDS if hangs else FIRST_REST_SECONDS, 1, now
-        if before is not None and again:
-            rest, times = min(2 * before.rest, LONGEST_REST_SECONDS), before.times + 1
-            since = before.since
-            rest = max(rest, HANG_REST_SECONDS) if hangs else rest
         message = error.strerror or str(error)
-        self.trouble = now_so = Trouble(
-            reason, message, times, since, now + rest, rest, placing, hangs
-        )  # fmt: skip
-        if not again:
+        hangs = error.errno == errno.ETIMEDOUT
+        with self._changing:
+            before = self.trouble
+            if before is not None and before.reason != reason:
+                before = None
+            if before is not None and now < before.until:
+                return
+            rest, times, since = HANG_REST_SECONDS if hangs else FIRST_REST_SECONDS, 1, now
+            if before is not None:
+                rest = min(2 * before.rest, LONGEST_REST_SECONDS)
+                rest = max(rest, HANG_REST_SECONDS) if hangs else rest
+                if before.times and now - before.until <= LASTING_SECONDS:
+                    times, since = before.times + 1, before.since
+            self.trouble = now_so = Trouble(
+                reason, message, times, since, now + rest, rest, placing, hangs
+            )  # fmt: skip
+        if before is None:
             log.warning(
                 "a volume takes no writes; others of the tier are used, and it is tried again",
                 volume=self.name, reason=reason, error=message,
             )  # fmt: skip
-        elif now_so.lost and before is not None and not before.lost:
+        elif now_so.lost and not before.lost:
             log.error(
                 "a volume goes on failing; what lies there is given up",
                 volume=self.name, error=message,
             )  # fmt: skip
 
+    def served(self) -> None:
+        """A write succeeded, which proves no more than that not all of them are refused."""
+        with self._changing:
+            if self.trouble is not None and self.trouble.times:
+                self.trouble = replace(self.trouble, times=0)
+
     def took(self) -> None:
         """A write that proves that all is well succeeded."""
-        if self.trouble is not None:
+        with self._changing:
+            well, self.trouble = self.trouble is None, None
+        if not well:
             log.info("a volume takes writes again", volume=self.name)
-            self.trouble = None
