@@ -103,7 +103,7 @@ class Facts:
     arenas_held: int = 0
     """Bytes of memory behind our arenas now, also of what an earlier process left in them."""
     engine_pool: int = 0
-    """KV pool of the engines that are registered (shape ``engine``); 0 while there is none."""
+    """KV pool of the engines (shape ``engine``), see `engine_pool`; 0 while none is known."""
     page_tokens: tuple[int, ...] = ()
     """Tokens of a page, as engines have registered them, ascending; empty before the first one."""
     tables: tuple[TableFacts, ...] = ()

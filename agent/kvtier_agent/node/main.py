@@ -37,6 +37,7 @@ from kvtier_agent.node import facts
 from kvtier_agent.node.board import StatusBoard
 from kvtier_agent.node.control import Control
 from kvtier_agent.node.desired import Problem, Wanted
+from kvtier_agent.node.engine_pool import EnginePool
 from kvtier_agent.node.errors import ConfigurationError, StartError
 from kvtier_agent.node.facts import Device, Facts
 from kvtier_agent.node.memory import Memory
@@ -103,7 +104,8 @@ class Agent:
         self._cores: dict[str, Core] = {}
         self._file: PolicyFile | None = None
         self._device = Device("cpu", 0, 0)
-        self._engine_pool = 0
+        self._memory: Memory | None = None
+        self._engine_pool = EnginePool(0, time.monotonic())
 
     def start(self) -> None:
         """See the module. Raises `StartError`; `stop` clears up after that too."""
@@ -126,7 +128,7 @@ class Agent:
         self._start_http()
         self._step("folders")
         self._places = Places.open(settings.state_dir, settings.shm_dir, settings.run_dir)
-        memory = Memory(self._places.state, settings.node_name or "")
+        memory = self._memory = Memory(self._places.state, settings.node_name or "")
         loop = self.loop = CacheLoop(self._server_settings(), version=agent_version())
         loop.lock()
         self._sweep(self._places)
@@ -150,6 +152,7 @@ class Agent:
         control.changed = self._view_changed
         self._step("policy")
         wanted, grace_left = memory.recall()
+        self._engine_pool = EnginePool(memory.engine_pool, time.monotonic())
         if first is not None:
             self._start_alone(control, first)
         else:
@@ -288,12 +291,12 @@ class Agent:
         )
         snapshot = self.loop.snapshot if self.loop is not None else None
         pools = [d.engine_pool_bytes for d in snapshot.domains.values()] if snapshot else []
-        # The largest ever seen: an engine that restarts must not find its DRAM tier shrunk.
-        self._engine_pool = max(self._engine_pool, sum(pools))
+        assert self._memory is not None
+        pool = self._memory.engine_pool = self._engine_pool.bytes_at(sum(pools), time.monotonic())
         geometries = [d.geometry for d in snapshot.domains.values()] if snapshot else []
         return Facts(
             shape=settings.l0,
-            engine_pool=self._engine_pool,
+            engine_pool=pool,
             tables=tuple(
                 facts.TableFacts(
                     settings.max_pages, len(settings.domain), g.slot_bytes, g.nvme_slot_bytes

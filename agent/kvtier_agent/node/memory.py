@@ -1,4 +1,5 @@
-"""What the agent remembers over restarts: the last good revision, its counters, an orphan's grace.
+"""What the agent remembers over restarts: the last good revision, its counters, an orphan's grace,
+how large the engines' KV pool was.
 
 Two files in the state folder. ``revision.json`` changes with each revision that came into force;
 ``state.json`` every few seconds. Neither is ever needed to serve: a write that fails is reported
@@ -39,6 +40,8 @@ class Memory:
         self._problems: dict[str, str] = {}
         self.closed: dict[str, int] = {}
         """What earlier processes counted."""
+        self.engine_pool = 0
+        """KV pool of the engines, bytes: what `recall` found, then what `save` is to keep."""
 
     def recall(self) -> tuple[Wanted | None, float | None]:
         """The last good revision and the seconds of grace left (None: it was not orphaned)."""
@@ -51,8 +54,11 @@ class Memory:
             if isinstance(counts, dict):
                 self.closed = {str(k): v for k, v in counts.items() if type(v) is int and v >= 0}
             left = document.get("graceLeftSeconds")
-            if document.get("node") == self._node and isinstance(left, int | float):
-                grace = max(0.0, float(left))
+            if document.get("node") == self._node:
+                if isinstance(left, int | float):
+                    grace = max(0.0, float(left))
+                pool = document.get("enginePoolBytes")
+                self.engine_pool = pool if type(pool) is int and pool > 0 else 0
         return self._recall_revision(), grace
 
     def _recall_revision(self) -> Wanted | None:
@@ -98,6 +104,7 @@ class Memory:
             "node": self._node,
             "counters": dict(counters),
             "graceLeftSeconds": grace_left,
+            "enginePoolBytes": self.engine_pool,
         }
         with self._writing:
             self._pay()

@@ -42,6 +42,9 @@ class World:
         self.now += passes
         self.control.turn(self.now)
 
+    def phase(self) -> Phase:
+        return self.control.view.life.phase
+
 
 def test_a_revision_is_prepared_then_put_in_force_and_kept(
     tiers: Any, facts: Make, wanted: Make
@@ -241,7 +244,7 @@ def test_what_an_orphan_could_not_give_up_it_gives_up_later(
 
     monkeypatch.setattr(tiers, "reconfigure", refuse)
     world.turn(1.0 if at == "stop-admitting" else 6.0)
-    assert world.control.view.refusal.message == error.message
+    assert world.control.view.refusal == Problem(error.reason, error.message)
     monkeypatch.setattr(tiers, "reconfigure", real)
     world.turn(1.0)
     assert world.control.view.refusal is None
@@ -282,9 +285,9 @@ def test_a_restart_within_the_grace_goes_on_where_it_was(
     world.control.resume(wanted(), 4.0)
     assert not tiers.behaviour.admitting
     world.turn(3.0)
-    assert world.control.view.life.phase is Phase.ORPHANED
+    assert world.phase() is Phase.ORPHANED
     world.turn(1.5)
-    assert world.control.view.life.phase is Phase.DROPPED
+    assert world.phase() is Phase.DROPPED
 
 
 def test_a_restart_after_the_grace_brings_nothing_back(
@@ -309,7 +312,7 @@ def test_a_restart_after_the_grace_brings_nothing_back(
         world.turn(1.0)
         assert tiers.calls == [], "nothing is put in force, nothing backed"
         assert tiers.drops > 0
-        assert world.control.view.life.phase is Phase.DROPPED
+        assert world.phase() is Phase.DROPPED
     world.control.say(wanted(), None, 5)
     world.turn(1.0)
     assert tiers.behaviour.admitting
@@ -325,10 +328,10 @@ def test_a_restart_within_the_grace_that_can_apply_nothing_keeps_what_is_in_memo
     world.control.say(Absent(3600.0), None, 4)
     world.turn(1790.0)
     assert tiers.drops == 0
-    assert world.control.view.life.phase is Phase.ORPHANED
+    assert world.phase() is Phase.ORPHANED
     world.turn(10.0)
     assert tiers.drops > 0
-    assert world.control.view.life.phase is Phase.DROPPED
+    assert world.phase() is Phase.DROPPED
 
 
 def test_a_last_good_revision_that_fails_at_restart_is_tried_again(

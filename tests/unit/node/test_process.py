@@ -200,6 +200,31 @@ def test_where_the_engine_is_l0_its_pool_is_the_base_of_dram(tmp_path: Path) -> 
             assert Pages(again, 16, 7).held() == 16
 
 
+def test_where_the_engine_is_l0_a_restart_finds_all_of_dram(tmp_path: Path) -> None:
+    """The stand-in for its pool, 4 MiB, is in force at no time: pages would leave DRAM for it."""
+    ratio = policy().replace("hbm: {size: 4Mi}, dram: {size: 8Mi}", "dram: {ratioToHBM: 4}")
+    options = ("--l0", "engine", "--device-memory", "20Mi")
+    with AgentProcess(tmp_path, *options, policy=ratio) as agent:
+        agent.ready()
+        with Client(agent.socket, GEOMETRY, timeout_seconds=5.0, kv_pool_bytes=8 * MI) as engine:
+            assert engine.wait_connected(10.0)
+            agent.until(lambda: sizes(agent).get("dram") == 32 * MI, "4 times the engine's pool")
+            pages = Pages(engine, 400, 8)  # 25 MiB
+            assert pages.put() == 400
+            saved = agent.root / "state" / "state.json"
+            agent.until(
+                lambda: json.loads(saved.read_text())["enginePoolBytes"] == 8 * MI, "it is kept"
+            )
+        agent.stop(signal.SIGKILL)
+        agent.start().ready()
+        time.sleep(1.5)  # some looks at the facts, with no engine there
+        assert sizes(agent)["dram"] == 32 * MI
+        assert "no engine has registered" not in agent.condition("Ready")[2]
+        with Client(agent.socket, GEOMETRY, timeout_seconds=5.0, kv_pool_bytes=8 * MI) as engine:
+            assert engine.wait_connected(10.0)
+            assert (engine.lookup(pages.keys).tiers == 1).all()
+
+
 def test_an_engine_with_other_pages_is_served_and_said(tmp_path: Path) -> None:
     with AgentProcess(tmp_path, policy=policy(more="  page: {tokens: 512}")) as agent:
         agent.ready()
