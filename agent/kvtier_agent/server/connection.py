@@ -104,6 +104,12 @@ class Connection:
                 kv_pool_bytes, rank, tenant,
             )  # fmt: skip
             self.welcome, _ = self.request(hello, (), timeout_seconds, p.Welcome)
+            if self.welcome.protocol < p.RANKS_SINCE and geometry.tp > 1:
+                raise RefusedError(
+                    p.Code.PROTOCOL_VERSION,
+                    f"ranks of a tensor-parallel group need an agent of protocol {p.RANKS_SINCE}, "
+                    f"this one speaks {self.welcome.protocol}; update the agent",
+                )
             self._hold_lifeline(path)
         except BaseException:
             self.close()

@@ -159,6 +159,12 @@ class Dispatcher:
                 f"{hello.oldest} to {hello.newest}; use a client of this agent's release or the "
                 "one before",
             )
+        if version < p.RANKS_SINCE and hello.geometry.tp > 1:
+            raise RefusedRequestError(
+                p.Code.PROTOCOL_VERSION,
+                f"ranks of a tensor-parallel group need protocol {p.RANKS_SINCE}, this client "
+                f"speaks {hello.oldest} to {hello.newest}; update the engine",
+            )
         for code, what, ours, theirs in (
             (p.Code.ARENA_LAYOUT, "arena layout", p.ARENA_LAYOUT, hello.arena_layout),
             (p.Code.KEY_VERSION, "page keys of version", KEY_VERSION, hello.key_version),

@@ -51,6 +51,9 @@ PINS_SINCE: Final = 2
 """The version that brought ``Pin``, ``Unpin`` and ``Delete``."""
 QUOTAS_SINCE: Final = 2
 """The version that brought ``PutStatus.REFUSED_QUOTA``."""
+RANKS_SINCE: Final = 2
+"""The version that brought ``Hello.rank``: below it every rank of a tensor-parallel group would
+count as rank 0, and be given rank 0's bytes."""
 ARENA_LAYOUT: Final = 1
 """How pages lie in the arenas: fixed slots, page first, slot rounded up to 4096 bytes."""
 

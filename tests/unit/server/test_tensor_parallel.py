@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given
@@ -16,7 +17,10 @@ from kvtier_agent.cache.page_table import PageTable
 from kvtier_agent.cache.parts import all_parts, part_key, part_keys, whole_deleted, whole_pages
 from kvtier_agent.cache.results import MISS, DeleteStatus, PutStatus
 from kvtier_agent.cache.settings import Behaviour, Budgets, FrozenPrefix
+from kvtier_agent.server import protocol as p
 from kvtier_agent.server.client import Client, Deleted, Pinned
+from kvtier_agent.server.dispatch import Dispatcher
+from raw_peer import Raw
 
 Make = Callable[..., Any]
 TP = 4
@@ -102,6 +106,46 @@ def test_a_rank_that_cannot_be_is_refused(agent: Any, connect: Make) -> None:
         Client(agent.socket(), GEOMETRY, rank=4)
     with pytest.raises(GeometryError, match="write a number of ranks from 1 to 1024"):
         Geometry(layers=2048, kv_heads=1, head_size=1, dtype_bytes=1, page_tokens=1, tp=2048)
+
+
+def test_a_client_that_cannot_tell_its_rank_is_refused(agent: Any) -> None:
+    """As the release before wrote it: its version, and no rank. All of its ranks would be rank 0,
+    and read each other's bytes with checksums that match."""
+    raw = Raw(agent.socket())
+    try:
+        geometry = msgspec.to_builtins(p.GeometryInfo.of(GEOMETRY))
+        old = ["hi", 1, 1, 1, p.ARENA_LAYOUT, 1, geometry, "old", 7, False, 0]
+        reply = raw.ask(msgspec.msgpack.encode(old))
+        assert isinstance(reply, p.Refused)
+        assert reply.code == p.Code.PROTOCOL_VERSION
+        assert "update the engine" in reply.message
+    finally:
+        raw.close()
+
+
+def test_an_agent_that_knows_no_ranks_is_not_used_by_a_group(
+    agent: Any, connect: Make, pages_of: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # An agent of the release before skips the rank, and speaks its own version.
+    hello, reply = Dispatcher._hello, Dispatcher._reply
+
+    def without_rank(self: Dispatcher, now: float, identity: bytes, said: p.Hello) -> None:
+        hello(self, now, identity, msgspec.structs.replace(said, rank=0))
+
+    def of_before(self: Dispatcher, identity: bytes, said: p.Reply, *buffers: bytes) -> None:
+        if isinstance(said, p.Welcome):
+            said = msgspec.structs.replace(said, protocol=p.RANKS_SINCE - 1)
+        reply(self, identity, said, *buffers)
+
+    monkeypatch.setattr(Dispatcher, "_hello", without_rank)
+    monkeypatch.setattr(Dispatcher, "_reply", of_before)
+    a, b = (connect(agent.socket(), GEOMETRY, rank=rank, timeout_seconds=2.0) for rank in (0, 1))
+    pages = pages_of(1, 3, GEOMETRY.page_bytes)
+    assert a.put(pages.keys, pages.bytes).stored == 0
+    with b.load(pages.keys) as lease:
+        assert not lease.copy_to(np.zeros_like(pages.bytes)).any()
+    assert b.counters.by_code[p.Code.PROTOCOL_VERSION] >= 1
+    assert "update the agent" in b.counters.last_error
 
 
 @given(
