@@ -10,6 +10,7 @@ from __future__ import annotations
 import subprocess
 import time
 from collections.abc import Callable, Iterable
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -232,7 +233,11 @@ def _untouched(crd: Object) -> bool:
 
 
 class Sweeper:
-    """Deletes what came into a control plane after this object was made."""
+    """Deletes what came into a control plane (one that records writes) after this object was made.
+
+    What that is, its audit log says: lists of all there is, before and after every test, would
+    keep an API server busier than the tests do.
+    """
 
     # Kept by the API server itself: one APIService per API group, one lease per server.
     _SKIPPED_GROUPS = frozenset({"apiregistration.k8s.io", "flowcontrol.apiserver.k8s.io"})
@@ -240,17 +245,16 @@ class Sweeper:
 
     def __init__(self, kube: Kube) -> None:
         self._kube = kube
-        self._before = {item["metadata"]["uid"] for _, item in self._everything()}
+        # A line may get into the log after the object can be seen: what counts is when the server
+        # received the request. It runs on this machine: one clock.
+        self._since = datetime.now(UTC)
+        self._mark = kube.plane.audit_log.stat().st_size
 
     def sweep(self, *, passes: int = 20) -> None:
         """Delete it all; AssertionError if something keeps coming back."""
         left: list[str] = []
         for _ in range(passes):
-            new = [
-                (path, item)
-                for path, item in self._everything()
-                if item["metadata"]["uid"] not in self._before
-            ]
+            new = self._new()
             if not new:
                 return
             # Namespaces last: their contents go one by one, nobody here empties them.
@@ -259,11 +263,27 @@ class Sweeper:
             time.sleep(0.02)
         raise AssertionError(f"these come back after they were deleted: {', '.join(left)}")
 
-    def _everything(self) -> list[tuple[str, Object]]:
+    def _created(self) -> dict[tuple[str, str], set[str]]:
+        """(group, resource) -> names, "" for one that the server chose."""
+        found: dict[tuple[str, str], set[str]] = {}
+        for event in self._kube.plane.audit_events(self._mark):
+            status = event.get("responseStatus", {}).get("code")
+            received = datetime.fromisoformat(event["requestReceivedTimestamp"])
+            ref = event.get("objectRef", {})
+            if status == 201 and received >= self._since and not ref.get("subresource"):
+                kind = (ref.get("apiGroup", ""), ref["resource"])
+                found.setdefault(kind, set()).add(ref.get("name", ""))
+        return found
+
+    def _new(self) -> list[tuple[str, Object]]:
+        created = self._created()
+        if not created:
+            return []
         self._kube.resources.refresh()
         found: list[tuple[str, Object]] = []
         for path, group in self._kube.resources.sweepable.items():
-            if group in self._SKIPPED_GROUPS or path.endswith("/componentstatuses"):
+            names = created.get((group, path.rpartition("/")[2]))
+            if names is None or group in self._SKIPPED_GROUPS:
                 continue
             try:
                 items = self._kube.api.request("GET", path, accept=_METADATA)["items"] or []
@@ -272,14 +292,21 @@ class Sweeper:
                 if error.status in (404, 405):
                     continue
                 raise
-            found += [(path, item) for item in items if not self._skipped(path, item)]
+            found += [(path, item) for item in items if self._is_new(path, item, names)]
         return found
 
-    def _skipped(self, path: str, item: Object) -> bool:
-        namespace = item["metadata"].get("namespace")
+    def _is_new(self, path: str, item: Object, names: set[str]) -> bool:
+        metadata = item["metadata"]
+        namespace = metadata.get("namespace")
+        if namespace in self._SKIPPED_NAMESPACES:
+            return False
         if namespace == "kube-system" and path.endswith(("/leases", "/configmaps")):
-            return True
-        return namespace in self._SKIPPED_NAMESPACES
+            return False
+        # A name that was used before: of another namespace, or of an object that was there.
+        came = datetime.fromisoformat(metadata["creationTimestamp"]) >= self._since.replace(
+            microsecond=0
+        )
+        return came and (metadata["name"] in names or "" in names)
 
     def _delete(self, path: str, item: Object) -> str:
         metadata, api = item["metadata"], self._kube.api
