@@ -150,12 +150,6 @@ class L2:
             writing.settle(run, error)
         return writing.status, writing.error
 
-    def refused(self, number: int, error: OSError) -> None:
-        """A segment on some volume could not be written to."""
-        held = self.segments.get(number)
-        if held is not None:
-            self.placement.refused(held[1], error, placing=False)
-
     def hangs(self, volume: Volume) -> None:
         """A volume answers no transfer: it counts as failing, and others are used."""
         error = OSError(errno.ETIMEDOUT, "the drive does not answer")
@@ -332,11 +326,11 @@ class L2:
 
     def give_up_lost(self) -> set[int]:
         """Volumes that go on failing stay in the tier, to be tried again, without their segments.
-        Numbers of the segments lost. On the cache thread, as `withdraw`."""
+        One whose rest is over is left alone: what lies there by now is how it is tried. Numbers of
+        the segments lost. On the cache thread, as `withdraw`."""
         lost: set[int] = set()
         for volume in self.volumes:
-            trouble = volume.health.trouble
-            if trouble is not None and trouble.lost:
+            if self.placement.gives_up(volume):
                 lost |= {n for n, held in list(self.segments.items()) if held[1] is volume}
         segments = [held[0] for n in lost if (held := self.segments.pop(n, None)) is not None]
         if segments:

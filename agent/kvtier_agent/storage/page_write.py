@@ -101,7 +101,7 @@ class PageWrite:
             self._keep(run, run.where)
             return
         bad = run.where if failed is None else run.where[failed]
-        self._l2.refused(run.number, error)
+        self._l2.placement.refused(run.volume, error, placing=False)
         self._fail(bad, error)
         written = np.setdiff1d(run.where, bad)
         for part in np.split(written, np.flatnonzero(np.diff(written) != 1) + 1):
@@ -119,11 +119,12 @@ class PageWrite:
             held = l2.segments.get(run.number)
             if held is None or held[0] is not run.segment:  # another may have its number by now
                 raise SegmentGoneError(errno.ENOENT, "the segment is gone")
-            l2.journals.stored(held[1], self._slots[here], stamp, self._sequence + here.start)
+            l2.journals.stored(run.volume, self._slots[here], stamp, self._sequence + here.start)
             if proof:
-                l2.placement.took(held[1], grew=run.grew)
+                l2.placement.took(run.volume, grew=run.grew)
         except OSError as error:
-            l2.refused(run.number, error)
+            # Of the volume it was begun on: by now the segment may have left, or lie on another.
+            l2.placement.refused(run.volume, error, placing=False)
             self._fail(where, error)
 
     def _fail(self, where: NDArray[np.intp], error: OSError) -> None:

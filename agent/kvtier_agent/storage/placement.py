@@ -87,6 +87,11 @@ class Placement:
         else:
             self.refused(volume, _reserve_reached())
 
+    def gives_up(self, volume: Volume) -> bool:
+        """Is a volume lost, and not being tried just now?"""
+        trouble = volume.health.trouble
+        return trouble is not None and trouble.lost and trouble.until > self._clock()
+
     def begin(self, segment: Segment, volume: Volume, use: Use | None) -> None:
         """Begin a segment anew if this is a later use of it: what it held is void from now on.
         Blocks past its new size go back. Raises OSError, and then nothing has changed."""

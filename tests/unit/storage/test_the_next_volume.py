@@ -31,12 +31,13 @@ KEYS = np.arange(32 * 16, dtype=np.uint8).reshape(32, 16)
 
 class Drives(FileIO):
     """`room`: bytes by volume; `broken`: volumes whose calls fail with that error; `hiccups`: so
-    many flushes are not answered."""
+    many flushes are not answered; `meanwhile`: called while pages are on their way to data0."""
 
     def __init__(self):
         self.room = {}
         self.broken = {}
         self.hiccups = 0
+        self.meanwhile = lambda: None
         self.paths = {}
         self.asked = []
 
@@ -54,6 +55,8 @@ class Drives(FileIO):
         return fd, bypasses
 
     def write(self, fd, buffers, offset):
+        if "data0" in self.paths[fd].parts and self.paths[fd].name.startswith("segment-"):
+            self.meanwhile()
         self._fail(self.paths[fd])
         return super().write(fd, buffers, offset)
 
@@ -158,24 +161,60 @@ def test_a_cap_that_is_reached_is_no_volumes_fault(tier):
     assert [volume.health.trouble for volume in l2.volumes] == [None, None]
 
 
+def refused_until_lost(tier):
+    """Data0 refuses what is written to segments 8, 9 and so on until what lies there is given up:
+    the numbers of its segments, and how often it refused."""
+    l2, drives, write, _, clock = tier
+    drives.broken = {"data0": errno.EIO}
+    for count in range(1, 20):
+        assert write(7 + count) == OK
+        if lost := l2.give_up_lost():
+            return lost, count
+        clock[0] = l2.volumes[0].health.trouble.until
+    raise AssertionError("it was not given up")
+
+
 def test_what_lies_on_a_drive_that_goes_on_failing_is_given_up(tier):
-    l2, drives, write, on, clock = tier
+    l2, _, write, on, clock = tier
     for segment in range(4):
         write(segment)
     there = {number for number, name in on().items() if name == "data0"}
     assert there
-    drives.broken = {"data0": errno.EIO}
-    began, refusals = clock[0], 0
-    while not (lost := l2.give_up_lost()):
-        assert write(8 + refusals) == OK
-        refusals, now = refusals + 1, clock[0]
-        clock[0] = l2.volumes[0].health.trouble.until
-        assert refusals < 20
+    began = clock[0]
+    lost, refusals = refused_until_lost(tier)
     assert lost == there
-    assert now - began >= LASTING_SECONDS
+    assert clock[0] - began >= LASTING_SECONDS
     assert refusals >= LASTING
     assert "data0" not in on().values()
     assert l2.held_bytes()["data0"] == 0
+
+
+def test_a_lost_drive_that_is_well_joins_again_whatever_ends_meanwhile(tier):
+    l2, drives, write, on, clock = tier
+    write(0), write(1)
+    refused_until_lost(tier)
+    volume, given_up = l2.volumes[0], []
+    drives.broken = {}
+    clock[0] = volume.health.trouble.until
+    # The outcome of another move is collected while the first write of its trial is under way.
+    drives.meanwhile = lambda: given_up.append(l2.give_up_lost())
+    assert write(30) == OK
+    assert given_up == [set()]
+    assert on()[30] == "data0"
+    assert volume.health.trouble is None
+
+
+def test_a_refusal_is_the_volumes_though_its_segment_left_meanwhile(tier):
+    l2, drives, write, on, _ = tier
+
+    def leave():
+        l2.drop_segment(0)
+        drives.broken = {"data0": errno.EIO}
+
+    drives.meanwhile = leave
+    assert write(0) == {int(MoveStatus.IO_ERROR)}
+    assert on() == {}
+    assert l2.volumes[0].health.trouble.times == 1
 
 
 def test_the_rest_is_bounded_and_refusals_during_it_count_once():
