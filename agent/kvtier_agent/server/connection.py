@@ -147,12 +147,22 @@ class Connection:
             for descriptor in descriptors:
                 os.close(descriptor)
             raise AgentGoneError(f"the agent at {path} refused the lifeline")
+        if answer[1:] != bytes([len(descriptors)]):
+            # Those for which this process has no room are not handed over.
+            for descriptor in descriptors:
+                os.close(descriptor)
+            raise AgentGoneError(
+                f"{len(descriptors)} of the arenas of {path} came; raise this process's limit of"
+                " open files (ulimit -n)"
+            )
         line.setblocking(False)
         self._poller.register(line.fileno(), zmq.POLLIN)
         try:
             self.arenas = map_arenas(welcome.arenas, descriptors)
-        except (OSError, RuntimeError, ValueError) as error:
-            raise AgentGoneError(f"arenas of {path} cannot be mapped: {error}") from None
+        except Exception as error:  # torch, where L0 is on a device, raises whatever it likes
+            raise AgentGoneError(
+                f"arenas of {path} cannot be mapped: {type(error).__name__}: {error}"
+            ) from None
 
     def request(
         self, message: p.Request, buffers: Sequence[Buffer], timeout_seconds: float, kind: type[R]

@@ -30,7 +30,7 @@ from kvtier_agent.cache.geometry import Geometry
 from kvtier_agent.cache.results import CommitStatus
 from kvtier_agent.server import protocol as p
 from kvtier_agent.server.answers import ClientCounters, Stored
-from kvtier_agent.server.asking import BROKEN, Asking
+from kvtier_agent.server.asking import Asking
 from kvtier_agent.server.connection import (
     AgentError,
     AgentGoneError,
@@ -155,8 +155,8 @@ class Link:
         except AgentError as error:
             self._note(error)
             raise
-        except BROKEN as error:
-            gone = AgentGoneError(f"cannot connect to {self.path}: {error}")
+        except Exception as error:  # whatever it is: an engine starts, and runs, without a cache
+            gone = AgentGoneError(f"cannot connect to {self.path}: {_said(error)}")
             self._note(gone)
             raise gone from None
         with held.turns.turn(PATIENT_SECONDS) as mine:
@@ -248,7 +248,9 @@ class Link:
                 self._connect(max(self.timeout_seconds, PATIENT_SECONDS))
             else:
                 self._look_after()
-        except (AgentError, *BROKEN):
+        except Exception as error:  # a keeper that ended would be missed only by the next agent
+            if not isinstance(error, AgentError):  # those are noted where they are raised
+                self._note(AgentGoneError(_said(error)))
             return backoff, min(LAST_BACKOFF_SECONDS, backoff * 2)
         return KEEPER_SECONDS, FIRST_BACKOFF_SECONDS
 
@@ -321,6 +323,10 @@ class Link:
             self.abort(connection, keys[offered])  # its turn did not come in time
         result[offered] = Stored.NO_AGENT
         return result
+
+
+def _said(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"
 
 
 def _let_go(held: _Held) -> None:

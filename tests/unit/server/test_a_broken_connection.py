@@ -3,6 +3,7 @@ a late answer gives back exactly what it granted."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -17,8 +18,15 @@ from kvtier_agent.server.client import Client
 
 @pytest.mark.parametrize(
     "problem",
-    [OSError(24, "Too many open files"), zmq.ZMQError(24), p.MalformedError("no such message")],
-    ids=["system", "zmq", "protocol"],
+    [
+        OSError(24, "Too many open files"),
+        zmq.ZMQError(24),
+        p.MalformedError("no such message"),
+        IndexError("pop from empty list"),
+        TypeError("what torch was given"),
+        ImportError("torch"),
+    ],
+    ids=["system", "zmq", "protocol", "index", "type", "import"],
 )
 def test_a_client_outlives_whatever_happens_while_it_connects(
     problem: Exception,
@@ -41,6 +49,66 @@ def test_a_client_outlives_whatever_happens_while_it_connects(
     assert not client.connected
     assert "cannot connect" in client.counters.last_error
     assert client.wait_connected(10)
+
+
+@pytest.mark.parametrize("problem", [IndexError("none left"), TypeError("another torch")], ids=repr)
+def test_arenas_that_cannot_be_mapped_are_an_absent_agent(
+    problem: Exception,
+    agent: Any,
+    connect: Callable[..., Client],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    real = connection.map_arenas
+
+    def fails(infos: Any, descriptors: list[int]) -> Any:
+        for descriptor in descriptors:
+            os.close(descriptor)
+        raise problem
+
+    monkeypatch.setattr(connection, "map_arenas", fails)
+    client = connect(agent.socket())
+    assert not client.connected
+    assert "cannot be mapped" in client.counters.last_error
+    monkeypatch.setattr(connection, "map_arenas", real)
+    assert client.wait_connected(10)
+
+
+def test_arenas_that_found_no_descriptor_are_told_as_such(
+    agent: Any, connect: Callable[..., Client], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Near its limit of open files a process gets fewer descriptors than were sent."""
+    real = connection._receive_arenas
+
+    def short(line: Any) -> tuple[bytes, list[int]]:
+        answer, descriptors = real(line)
+        os.close(descriptors.pop())
+        return answer, descriptors
+
+    monkeypatch.setattr(connection, "_receive_arenas", short)
+    client = connect(agent.socket())
+    assert not client.connected
+    assert "raise this process's limit of open files" in client.counters.last_error
+    monkeypatch.setattr(connection, "_receive_arenas", real)
+    assert client.wait_connected(10)
+
+
+def test_the_keeper_outlives_whatever_it_meets(
+    agent: Any,
+    connect: Callable[..., Client],
+    until: Callable[..., bool],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    client = connect(agent.socket())
+    seen: list[int] = []
+
+    def alive(self: Any) -> bool:
+        seen.append(1)
+        raise IndexError("an answer cut short")
+
+    monkeypatch.setattr(connection.Connection, "alive", alive)
+    assert until(lambda: len(seen) >= 3)
+    assert "IndexError: an answer cut short" in client.counters.last_error
+    assert client._link._keeper.is_alive()
 
 
 def test_a_late_answer_gives_back_only_what_it_granted(
