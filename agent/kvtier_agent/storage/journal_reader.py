@@ -133,8 +133,12 @@ class Contents:
             self.pages.append(pages_of(part))
 
 
-def read_journal(folder: Path, identity: Identity, io: FileIO, live: Live = unseen) -> Contents:
-    """Everything, merged. Raises NewerFormatError, before anything is touched, and OSError."""
+def read_journal(
+    folder: Path, identity: Identity, io: FileIO, live: Live = unseen, *, whole: bool = False
+) -> Contents:
+    """Everything, merged. `whole`: a part that the drive refuses is an error too, else what comes
+    before it is used. Raises NewerFormatError, before anything is touched, and OSError."""
+    events_of = JournalFile.events if whole else _readable
     found = Contents()
     names = io.names(folder)
     checkpoints = {int(m[1]): n for n in names if (m := CHECKPOINT_NAME.fullmatch(n))}
@@ -154,15 +158,15 @@ def read_journal(folder: Path, identity: Identity, io: FileIO, live: Live = unse
             else "its journal is about pages of another model or layout"
         )
         return found
-    whole = [n for n, name in checkpoints.items() if _is(headers[name], CHECKPOINT_MAGIC, n)]
-    base = max(whole, default=0)
+    sound = [n for n, name in checkpoints.items() if _is(headers[name], CHECKPOINT_MAGIC, n)]
+    base = max(sound, default=0)
     wanted = [logs[n] for n in sorted(logs) if n >= base]
     parts: list[Events] = []
     for name in wanted:
         with JournalFile(folder / name, io) as file:
             if not _is(file.header, LOG_MAGIC, None):
                 file.header = None
-            parts += _readable(file, live)
+            parts += events_of(file, live)
             found.dropped_bytes += file.dropped_bytes
             if file.dropped_bytes and not file.unreadable:
                 with contextlib.suppress(OSError):
@@ -172,7 +176,7 @@ def read_journal(folder: Path, identity: Identity, io: FileIO, live: Live = unse
     if base:
         name = checkpoints[base]
         with JournalFile(folder / name, io) as file:
-            found.keep(merge(_readable(file, live), events, identity.per_segment))
+            found.keep(merge(events_of(file, live), events, identity.per_segment))
             found.dropped_bytes += file.dropped_bytes
             found.old.checkpoint, found.old.checkpoint_bytes = name, file.held_bytes
     else:

@@ -25,6 +25,7 @@ from kvtier_agent.storage.left_out import LeftOut
 from kvtier_agent.storage.mover import Start
 from kvtier_agent.storage.patient_io import PatientIO
 from kvtier_agent.storage.settings import CoreSettings
+from kvtier_agent.storage.unreadable import Unreadable
 from kvtier_agent.storage.volume import Volume, VolumeError
 
 
@@ -45,6 +46,7 @@ class NvmeTier:
         self.l2: L2 | None = None
         self.volumes: dict[str, Volume] = {}
         self.left_out = LeftOut()
+        self.unreadable = Unreadable()
         self._settings = settings
         self.errors = IOErrors()
         self._patient = None if settings.synchronous else PatientIO(io)
@@ -78,8 +80,10 @@ class NvmeTier:
                 continue
             try:
                 opened[name] = self._volume(name, mount)
-                recovery.geometry_of(opened[name])
+                self._geometry_of(opened[name])
             except VolumeError as error:
+                if name in opened:
+                    opened.pop(name).close()
                 try:
                     self.left_out.add(name, error)
                 except VolumeError:
@@ -98,6 +102,13 @@ class NvmeTier:
             allow_root_filesystem=self._settings.allow_root_filesystem,
             io=self.io,
         )
+
+    def _geometry_of(self, volume: Volume) -> Geometry | None:
+        try:
+            return recovery.geometry_of(volume, self.unreadable.given_up())
+        except VolumeError as error:
+            self.unreadable.note(error)
+            raise
 
     def try_again(self) -> None:
         """Look at the volumes that are left out, where it is time to: a revision that is prepared
@@ -128,7 +139,7 @@ class NvmeTier:
         volumes = {**self.volumes, **opened}
         known = [geometry] if geometry is not None else []
         if not known:
-            held = [recovery.geometry_of(volume) for volume in volumes.values()]
+            held = [self._geometry_of(volume) for volume in volumes.values()]
             known = [one for one in held if one is not None]
         if known:
             for name in set(volumes) - self._recover(volumes, known[0], behaviour, progress):
@@ -212,13 +223,16 @@ class NvmeTier:
             l2 = self._new_l2(list(left.values()), geometry)
             l2.durability = behaviour.durability
             try:
-                found = recovery.recover(l2, lambda _: progress())
+                found = recovery.recover(l2, lambda _: progress(), self.unreadable.given_up())
             except VolumeError as error:
+                self.unreadable.note(error)
                 if left.pop(error.volume, None) is None:
                     raise
                 self.left_out.add(error.volume, error)
             else:
                 self.l2, self._found = l2, found
+                for name in left:
+                    self.unreadable.forget(name)
                 return set(left)
 
     def limit(self, behaviour: Behaviour, budgets: Budgets) -> int:

@@ -12,7 +12,8 @@ and a journal (`journal.py`).
 Segments are not read, only opened. Those without a record are removed, and so is every file that is
 not ours to keep. Then `keep_only` gives back the blocks of all slots that the cache did not take.
 All of it comes before the first write: so the cap holds from the start. Payloads are verified when
-they are first loaded.
+they are first loaded. An error while looking removes nothing (`unreadable`): only what was read and
+makes no sense is removed.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import contextlib
 import errno
 import json
 import re
+from collections.abc import Collection
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -38,10 +40,13 @@ from kvtier_agent.storage.journal_format import FORMAT_VERSION, NO_EVENTS, Event
 from kvtier_agent.storage.journal_reader import Contents, Live, read_journal, unseen
 from kvtier_agent.storage.l2 import L2, Slots
 from kvtier_agent.storage.segment import LAYOUT_VERSION, Segment
+from kvtier_agent.storage.unreadable import unreadable
 from kvtier_agent.storage.volume import LOCK_NAME, Volume, VolumeError, refused
 
 MANIFEST_NAME = "layout.json"
 _SEGMENT_NAME = re.compile(r"segment-(\d{8})\.kv")
+_NO_FILE = (errno.ENOENT, errno.EISDIR, errno.ELOOP, errno.ENXIO)
+"""What the system says of a name that is no file."""
 
 log = structlog.get_logger("kvtier.storage.recovery")
 
@@ -81,18 +86,20 @@ NOTHING = Found(
 )
 
 
-def geometry_of(volume: Volume) -> Geometry | None:
-    """The geometry of the pages in the folder; None if there are none that can be read. Raises
-    VolumeError when a newer version wrote it."""
-    return _manifest(volume)[0]
+def geometry_of(volume: Volume, given_up: Collection[str] = ()) -> Geometry | None:
+    """The geometry of the pages in the folder; None if there are none that can be read. `given_up`:
+    see `recover`. Raises VolumeError when a newer version wrote it, or the manifest cannot be
+    looked at."""
+    return _manifest(volume, given_up)[0]
 
 
-def recover(l2: L2, live: Live = unseen) -> Found:
+def recover(l2: L2, live: Live = unseen, given_up: Collection[str] = ()) -> Found:
     """Find what is there (or sweep it), before the first write. `live` is called with the bytes of
-    journal read at a time. Raises VolumeError."""
+    journal read at a time. `given_up`: names of volumes on which what cannot be read counts as not
+    being there. Raises VolumeError; nothing is left open then."""
     try:
-        return _recover(l2, live)
-    except VolumeError:
+        return _recover(l2, live, given_up)
+    except BaseException:
         for segment, _ in l2.segments.values():
             segment.close()
         l2.segments.clear()
@@ -100,9 +107,9 @@ def recover(l2: L2, live: Live = unseen) -> Found:
         raise
 
 
-def _recover(l2: L2, live: Live) -> Found:
+def _recover(l2: L2, live: Live, given_up: Collection[str]) -> Found:
     l2.journals.durability = l2.durability
-    read = [(volume, *_read(l2, volume, live)) for volume in l2.volumes]
+    read = [(volume, *_read(l2, volume, live, given_up)) for volume in l2.volumes]
     owners: dict[int, tuple[int, str]] = {}
     for volume, contents, pages in read:
         generations = contents.generations
@@ -116,13 +123,13 @@ def _recover(l2: L2, live: Live) -> Found:
     kept = []
     for volume, contents, pages in read:
         mine = {number for number, (_, name) in owners.items() if name == volume.name}
-        _clear(volume, mine, contents, l2)
+        _clear(volume, mine, contents, l2, given_up)
         with contextlib.suppress(OSError):
             # A journal that came back after a power cut would speak of segments that were begun
             # anew meanwhile, under numbers that start over with the journal.
             l2.io.flush_folder(volume.folder)
         _write_manifest(volume, l2.geometry)
-        whole = _inside(l2, volume, pages["slot"])
+        whole = _inside(l2, volume, pages["slot"], given_up)
         if lost := int(whole.size - whole.sum()):
             log.warning(
                 "the journal has pages whose segments are gone or shorter",
@@ -155,7 +162,11 @@ def _recover(l2: L2, live: Live) -> Found:
 def clear(volume: Volume, geometry: Geometry) -> None:
     """Empty a folder and mark it for pages of `geometry`. Raises VolumeError."""
     geometry_of(volume)
-    for name in volume.io.names(volume.folder):
+    try:
+        names = volume.io.names(volume.folder)
+    except OSError as error:
+        raise unreadable(volume, str(volume.folder), error) from error
+    for name in names:
         if name != LOCK_NAME:
             _remove(volume, name)
     _write_manifest(volume, geometry)
@@ -208,14 +219,20 @@ def _by_segment(l2: L2, slots: Slots) -> dict[int, Slots]:
     return {int(part[0]) // l2.per_segment: part for part in np.split(slots, cuts) if part.size}
 
 
-def _manifest(volume: Volume) -> tuple[Geometry | None, str]:
-    """The geometry in the manifest, or why there is none (empty: there is no manifest)."""
+def _manifest(volume: Volume, given_up: Collection[str] = ()) -> tuple[Geometry | None, str]:
+    """The geometry in the manifest, or why there is none (empty: there is no manifest). Raises
+    VolumeError."""
+    path = volume.folder / MANIFEST_NAME
     try:
-        manifest = json.loads((volume.folder / MANIFEST_NAME).read_text())
+        manifest = json.loads(path.read_text())
         version = int(manifest["layout"])
     except FileNotFoundError:
         return None, ""
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+    except OSError as error:
+        if volume.name not in given_up:
+            raise unreadable(volume, str(path), error) from error
+        return None, f"its manifest cannot be read: {error.strerror}"
+    except (ValueError, KeyError, TypeError, RecursionError):
         return None, "its manifest makes no sense"
     if version > LAYOUT_VERSION:
         raise _newer(volume, f"layout {version}", LAYOUT_VERSION)
@@ -227,20 +244,23 @@ def _manifest(volume: Volume) -> tuple[Geometry | None, str]:
         return None, "its manifest makes no sense"
 
 
-def _read(l2: L2, volume: Volume, live: Live) -> tuple[Contents, Events]:
+def _read(l2: L2, volume: Volume, live: Live, given_up: Collection[str]) -> tuple[Contents, Events]:
     """What the journal says, and its pages; nothing, with the reason logged, where it is of no
     use. Raises VolumeError."""
-    geometry, reason = _manifest(volume)
+    whole = volume.name not in given_up
+    geometry, reason = _manifest(volume, given_up)
     if geometry is not None and geometry != l2.geometry:
         reason = "its pages are of another model or layout"
     if l2.durability == "none" or geometry != l2.geometry:
         contents = Contents(reason=reason)
     else:
         try:
-            contents = read_journal(volume.folder, l2.journals.identity, l2.io, live)
+            contents = read_journal(volume.folder, l2.journals.identity, l2.io, live, whole=whole)
         except NewerFormatError as error:
             raise _newer(volume, f"journal format {error.version}", FORMAT_VERSION) from error
         except OSError as error:
+            if whole:
+                raise unreadable(volume, f"the journal in {volume.folder}", error) from error
             contents = Contents(reason=f"its journal cannot be read: {error.strerror}")
     if contents.reason:
         log.warning("NVMe starts cold", volume=volume.name, reason=contents.reason)
@@ -256,10 +276,17 @@ def _read(l2: L2, volume: Volume, live: Live) -> tuple[Contents, Events]:
     return contents, pages
 
 
-def _clear(volume: Volume, segments: set[int], contents: Contents, l2: L2) -> None:
-    """Open these segments and remove every file that is none of them nor of the journal."""
+def _clear(
+    volume: Volume, segments: set[int], contents: Contents, l2: L2, given_up: Collection[str]
+) -> None:
+    """Open these segments and remove every file that is none of them nor of the journal. Raises
+    VolumeError."""
     journal = {name for name, _ in contents.old.files()} | set(contents.stale)
-    for name in l2.io.names(volume.folder):
+    try:
+        names = l2.io.names(volume.folder)
+    except OSError as error:
+        raise unreadable(volume, str(volume.folder), error) from error
+    for name in names:
         match = _SEGMENT_NAME.fullmatch(name)
         if name in (LOCK_NAME, MANIFEST_NAME) or name in journal:
             continue
@@ -272,23 +299,27 @@ def _clear(volume: Volume, segments: set[int], contents: Contents, l2: L2) -> No
                     path, number, l2.per_segment, l2.slot_bytes, l2.io, create=False,
                     generation=generation,
                 )  # fmt: skip
-            except OSError:
-                pass
+            except OSError as error:
+                if error.errno not in _NO_FILE and volume.name not in given_up:
+                    raise unreadable(volume, str(path), error) from error
             else:
                 l2.segments[number] = (segment, volume)
                 continue
         _remove(volume, name)
 
 
-def _inside(l2: L2, volume: Volume, slots: Slots) -> NDArray[np.bool_]:
-    """Which slots lie in a file of this volume, as far as it reaches."""
+def _inside(l2: L2, volume: Volume, slots: Slots, given_up: Collection[str]) -> NDArray[np.bool_]:
+    """Which slots lie in a file of this volume, as far as it reaches. Raises VolumeError."""
     numbers, which = np.unique(slots // l2.per_segment, return_inverse=True)
     counts = np.zeros(len(numbers), dtype=np.int64)
     for i, number in enumerate(numbers.tolist()):
         held = l2.segments.get(number)
         if held is not None and held[1] is volume:
-            with contextlib.suppress(OSError):
+            try:
                 counts[i] = l2.io.size(held[0].fd) // l2.stride
+            except OSError as error:
+                if volume.name not in given_up:
+                    raise unreadable(volume, str(held[0].path), error) from error
     whole: NDArray[np.bool_] = slots % l2.per_segment < counts[which]
     return whole
 
