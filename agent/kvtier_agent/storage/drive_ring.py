@@ -51,6 +51,8 @@ class DriveRing:
         """When it was last said that it hangs."""
         self.stalls = False
         """Has it left a transfer unanswered for so long that it is to get no more writes?"""
+        self.mute = False
+        """Has it answered no read for so long that it is to get no more of them?"""
         self._files = threading.Lock()
         self._pins = threading.Lock()
         self._pinned = 0
@@ -95,13 +97,16 @@ class DriveRing:
         before, self.since = self.since, now
         return before
 
+    def unanswered(self, kind: MoveKind, submitted: float, now: float) -> float:
+        """Seconds for which it has ended no transfer of this kind, though one waits."""
+        return now - max(submitted, self.answered.get(kind, submitted))
+
     def silent(self, kind: MoveKind, submitted: float, now: float) -> float:
         """Seconds for which it has been silent to one that waits for transfers of this kind. Those
         of the other kind that it ends say nothing: reads may go on while writes hang. Those of the
         same kind say that it is slow, as one busy with reads is with writes, which is not believed
         for ever."""
-        last = max(submitted, self.answered.get(kind, submitted))
-        return max(now - last, (now - submitted) / SLOW_FACTOR)
+        return max(self.unanswered(kind, submitted, now), (now - submitted) / SLOW_FACTOR)
 
     def hangs(self, silent: float, now: float, seconds: float) -> bool:
         """Has it been silent for so long, and was that not said in so long?"""

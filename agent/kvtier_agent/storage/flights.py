@@ -49,7 +49,8 @@ from kvtier_agent.supervise import Heart
 HANG_SECONDS = 30.0
 """A drive that leaves a transfer unanswered for so long hangs."""
 STALL_SECONDS = 10.0
-"""A drive that leaves a transfer unanswered for so long gets no more writes meanwhile."""
+"""A drive that leaves a transfer unanswered for so long gets no more writes meanwhile, and no more
+reads where it answers none: they would pile up behind it, and each holds a slot of L1."""
 BEAT_SECONDS = 0.5
 AT_ONCE = 2
 """Reads that the loop verifies itself; when more of them ended together, others do the rest."""
@@ -135,6 +136,8 @@ class Flights:
                     return False
             except SegmentGoneError as error:
                 flight.fail(where, MoveStatus.IO_ERROR, f"read: {error.strerror}")
+            except OSError as error:  # the pages stay where they are, for another time
+                flight.fail(where, MoveStatus.CANCELLED, f"read: {error.strerror}")
         return True
 
     def _plan_write(self, flight: Flight, patient: bool) -> bool:
@@ -163,11 +166,11 @@ class Flights:
         patient: bool,
     ) -> bool:
         """These pages of a flight go to or come from this segment, which stays open until it ends.
-        False: they cannot. Raises SegmentGoneError, for a write OSError."""
+        False: they cannot. Raises SegmentGoneError, and OSError where the drive does not answer."""
         drive = self._rings.of(volume, patient=patient)
         if drive is None:
             return False
-        if drive.stalls and flight.writing is not None:
+        if drive.mute if flight.writing is None else drive.stalls:
             raise OSError(errno.ETIMEDOUT, "the drive does not answer")
         segment.enter()
         file = drive.file_of(segment)
@@ -248,7 +251,8 @@ class Flights:
             for number in np.unique(numbers).tolist():
                 mine = numbers == number
                 flight = self._flights[number]
-                drive.answered[flight.move.kind] = now
+                if (done["result"][mine] != -errno.ECANCELED).any():  # to call back is no answer
+                    drive.answered[flight.move.kind] = now
                 if flight.ended(pages[mine], done["result"][mine]):
                     # On a drive that is never idle, what it took since it ended the one before.
                     flight.seconds = now - max(flight.started, before)
@@ -279,19 +283,26 @@ class Flights:
     def _look(self, now: float) -> None:
         l2 = self._l2()
         for drive in self._rings.all():
-            silent = self._silent(drive, now)
-            drive.stalls = silent > STALL_SECONDS
+            silent, reads = self._silent(drive, now)
+            drive.stalls, drive.mute = silent > STALL_SECONDS, reads > STALL_SECONDS
             if drive.hangs(silent, now, HANG_SECONDS):
                 self._call_back(drive)
             if l2 is not None and self._rings.pin_more(drive, l2.slot_bytes):
                 self._next_look = 0.0  # the next piece in the next round: others want to go on
                 self._rings.stir()
 
-    def _silent(self, drive: DriveRing, now: float) -> float:
-        """Seconds for which a drive has been silent to those that wait for it; 0: nobody does."""
+    def _silent(self, drive: DriveRing, now: float) -> tuple[float, float]:
+        """Seconds for which a drive has been silent to those that wait for it, and for which it has
+        answered no read; 0: nobody waits."""
         with self._lock:
-            held = [f for f in self._flights.values() if f.waits_for(drive)]
-            return max((drive.silent(f.move.kind, f.submitted, now) for f in held), default=0.0)
+            held = [
+                (f.move.kind, f.submitted) for f in self._flights.values() if f.waits_for(drive)
+            ]
+            reads = [each for each in held if each[0] is MoveKind.READ]
+            return (
+                max((drive.silent(*each, now) for each in held), default=0.0),
+                max((drive.unanswered(*each, now) for each in reads), default=0.0),
+            )
 
     def _call_back(self, drive: DriveRing) -> None:
         """What a drive that hangs has not begun ends now; the rest when the drive says so."""

@@ -3,8 +3,8 @@
 Three queues, by what waits for them: reads (an engine waits), copies between arenas (a slot of L0
 waits) and writes with all other orders (nobody waits). A thread takes from the first that has
 something, except that one thread fewer than there are may be busy with writes, so that a slow drive
-never keeps a read waiting in line. What is queued is bounded in bytes; a move past the bound is
-answered CANCELLED at once, which costs a page its place and nobody any time.
+never keeps a read waiting in line. What is queued is bounded in bytes, reads apart from the rest; a
+move past the bound is answered CANCELLED at once, which costs a page its place and nobody any time.
 
 A finished move goes into a list that the cache thread collects; `wake` tells it so.
 
@@ -40,7 +40,8 @@ Job = Move | Callable[[], None]
 """What a thread does: a move, or what `Mover.later` was asked for."""
 
 QUEUE_BYTES = 4 << 30
-"""Bound on bytes queued in all; the cache's own bound on writes is far below it."""
+"""Bound on bytes queued of reads, and of all else: reads that a drive hangs on must not keep pages
+from leaving memory. The cache's own bound on writes is far below it."""
 
 STUCK_SECONDS = 30.0
 """A batch on a slow drive takes long; one that takes this long is a drive that hangs."""
@@ -71,7 +72,8 @@ class Mover:
         self._wake = wake
         self._queue_bytes = queue_bytes
         self._queues: tuple[deque[Job], ...] = (deque(), deque(), deque())
-        self._queued = 0
+        self._queued = {True: 0, False: 0}
+        """Bytes of reads, and of all else."""
         self._writers = 0
         self._busy = 0
         self._max_writers = max(1, threads - 1)
@@ -96,7 +98,7 @@ class Mover:
 
     @property
     def queued_bytes(self) -> int:
-        return self._queued
+        return sum(self._queued.values())
 
     def alive(self) -> bool:
         """Do all threads run that no supervisor looks after?"""
@@ -108,20 +110,19 @@ class Mover:
         refused = False
         with self._ready:
             for move in moves:
-                if self._closing or (
-                    self._queued and self._queued + move.bytes > self._queue_bytes
-                ):
+                queued = self._queued[move.kind is MoveKind.READ]
+                if self._closing or (queued and queued + move.bytes > self._queue_bytes):
                     self._cancel(move, "queue is full")
                     refused = True
                     continue
-                self._queued += move.bytes
+                self._queued[move.kind is MoveKind.READ] += move.bytes
                 taken.append(move)
         # The cache thread begins reads itself: that spares an engine the wait for a thread.
         left = [m for m in taken if m.kind is not MoveKind.READ or not self._begin(m)]
         with self._ready:
             for move in left:
                 if self._closing:
-                    self._queued -= move.bytes
+                    self._queued[move.kind is MoveKind.READ] -= move.bytes
                     self._cancel(move, "closing")
                     refused = True
                 else:
@@ -152,7 +153,7 @@ class Mover:
     def _deliver(self, move: Move, outcome: Outcome) -> None:
         """A move that was queued has ended."""
         with self._ready:
-            self._queued -= move.bytes
+            self._queued[move.kind is MoveKind.READ] -= move.bytes
         self._done.append((move, outcome))
         self._wake()
 
@@ -177,7 +178,7 @@ class Mover:
                 while queue:
                     job = queue.popleft()
                     if isinstance(job, Move):
-                        self._queued -= job.bytes
+                        self._queued[job.kind is MoveKind.READ] -= job.bytes
                         self._cancel(job, "closing")
                     else:
                         calls.append(job)

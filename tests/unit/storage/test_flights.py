@@ -307,6 +307,31 @@ def test_writes_that_hang_are_seen_though_reads_go_on(make):
     assert one.wait(hung) == [OK, OK]
 
 
+def test_a_drive_that_answers_no_read_gets_no_more_of_them_meanwhile(make):
+    one = make(volumes=2)
+    one.write([0, 13], [0, 1])
+    one.io.hangs = True
+    hung = one.launch(MoveKind.READ, [0], [0], [2 * PAGES - 1])
+    one.io.hangs = False
+    one.now = 5.0
+    assert one.read([0, 13], [0, 1])[0] == [OK, OK]
+    one.now = 5.0 + STALL_SECONDS - 1
+    one.flights.round(0)
+    one.io.reads = [errno.ECANCELED]
+    assert one.read([0], [0])[0] == [MoveStatus.CANCELLED], "it was asked, and this is no answer"
+    one.now = 5.0 + STALL_SECONDS + 1
+    one.flights.round(0)
+    drive = one.flights._rings.of(one.l2.segments[0][1], patient=False)
+    assert one.read([0, 13], [0, 1])[0] == [MoveStatus.CANCELLED, OK]
+    assert drive.waiting == 1, "nothing is put behind what hangs"
+    for ring in one.io.rings:
+        ring.let_go()
+    assert one.wait(hung) == [OK]
+    one.now += 2
+    one.flights.round(0)
+    assert one.read([0, 13], [0, 1])[0] == [OK, OK]
+
+
 def test_a_drive_that_is_slow_at_writes_does_not_hang(make):
     one = make()
     one.write([0], [0])

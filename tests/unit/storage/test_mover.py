@@ -18,15 +18,16 @@ def move(number: int, kind: MoveKind, pages: int = 1) -> Move:
 
 
 class GatedCopier:
-    """Writes wait for the gate; everything is noted in the order it was begun."""
+    """Moves of one kind wait for the gate; everything is noted in the order it was begun."""
 
-    def __init__(self):
+    def __init__(self, kind=MoveKind.WRITE):
         self.gate = threading.Event()
+        self.kind = kind
         self.begun = []
 
     def execute(self, one):
         self.begun.append(one.id)
-        if one.kind is MoveKind.WRITE:
+        if one.kind is self.kind:
             assert self.gate.wait(30)
         return Outcome.uniform(one, MoveStatus.OK)
 
@@ -61,6 +62,22 @@ def test_past_the_bound_moves_are_cancelled_at_once():
     assert all((outcome.status == MoveStatus.CANCELLED).all() for _, outcome in done)
     copier.gate.set()
     assert len(collect(mover, woken, 3)) == 3
+    assert mover.queued_bytes == 0
+    mover.close()
+
+
+def test_reads_that_a_drive_hangs_on_leave_the_rest_its_bound():
+    copier, woken = GatedCopier(MoveKind.READ), threading.Event()
+    mover = Mover(copier, woken.set, queue_bytes=3 * 4096)
+    mover.submit([move(i, MoveKind.READ) for i in range(4)])
+    ((late, outcome),) = collect(mover, woken, 1)
+    assert (late.id, outcome.error) == (3, "queue is full")
+    mover.submit([move(9, MoveKind.DEMOTE), move(10, MoveKind.WRITE)])
+    assert mover.collect() == []
+    assert mover.queued_bytes == 5 * 4096
+    copier.gate.set()
+    done = collect(mover, woken, 5)
+    assert all((outcome.status == MoveStatus.OK).all() for _, outcome in done)
     assert mover.queued_bytes == 0
     mover.close()
 
