@@ -6,7 +6,8 @@ from collections.abc import Callable
 
 import structlog
 
-from kvtier_agent.cache.geometry import Geometry, GeometryError
+from kvtier_agent.cache.geometry import Geometry
+from kvtier_agent.server import arguments
 from kvtier_agent.server import protocol as p
 from kvtier_agent.server.sessions import Session, Sessions
 from kvtier_agent.storage.core import Core, CoreError
@@ -61,7 +62,7 @@ class Occupancy:
         """A client says hello: its geometry is the domain's, or it is refused
         (``RefusedRequestError``)."""
         try:
-            geometry = hello.geometry.geometry()
+            geometry = _geometry(hello)
             if not 0 <= hello.rank < geometry.tp:
                 raise RefusedRequestError(
                     p.Code.GEOMETRY,
@@ -70,8 +71,6 @@ class Occupancy:
                 )
             self._wait_for_the_expected(now, hello, geometry)
             answer = self._core.register(now, geometry)
-        except GeometryError as error:
-            raise RefusedRequestError(p.Code.GEOMETRY, str(error)) from None
         except CoreError as error:
             raise RefusedRequestError(p.Code.NOT_READY, str(error)) from None
         if not answer.accepted:
@@ -113,3 +112,12 @@ class Occupancy:
             "another model has the trust domain; its tiers start cold", domain=self._name,
             page_bytes=geometry.page_bytes, page_tokens=geometry.page_tokens,
         )  # fmt: skip
+
+
+def _geometry(hello: p.Hello) -> Geometry:
+    """Of a hello; refused where it makes no sense, or where a ``Client`` could not say it: the
+    readiness probe is one, and has to."""
+    try:
+        return arguments.geometry_names(hello.geometry.geometry())
+    except ValueError as error:
+        raise RefusedRequestError(p.Code.GEOMETRY, str(error)) from None

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import tracemalloc
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
+from kvtier_agent.cache.geometry import Geometry
+from kvtier_agent.server import probe
 from kvtier_agent.server.client import Client
 from kvtier_agent.server.http import MOST_REQUESTS, HttpServer
 from kvtier_agent.server.settings import ServerError
@@ -213,6 +216,65 @@ def test_an_agent_with_all_the_clients_it_may_have_is_ready(
     assert "2 clients are connected, which is the limit" in third.counters.last_error
     assert until(lambda: "stored, loaded and verified" in get(port, "/readyz")[1])
     assert get(port, "/readyz")[0] == 200
+
+
+def test_a_domain_that_cannot_be_tried_is_said_and_the_others_are_tried(
+    make_agent: Any,
+    connect: Any,
+    get: Get,
+    until: Callable[..., bool],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    agent = make_agent(domains={"chat": None, "search": None})
+    connect(agent.socket("chat"))
+    connect(agent.socket("search"))
+    real = probe.Client
+
+    def client(socket: Any, *about: Any, **options: Any) -> Client:
+        if socket.stem == "chat":
+            raise MemoryError
+        return real(socket, *about, **options)
+
+    monkeypatch.setattr(probe, "Client", client)
+    port = agent.http.address[1]
+    assert until(lambda: "search: ready, a page was stored" in get(port, "/readyz")[1])
+    status, text = get(port, "/readyz")
+    assert status == 503
+    assert "chat: MemoryError\n" in text
+
+
+def test_a_probe_holds_one_copy_of_its_page(
+    make_agent: Any, connect: Any, until: Callable[..., bool]
+) -> None:
+    page = 8 << 20
+    agent = make_agent(l0=0, l1=8 * page, l2=0)
+    connect(agent.socket(), Geometry.of_page_bytes(page, 16))
+    assert until(lambda: agent.loop.snapshot.domains["default"].geometry is not None)
+    one = probe.Probe(agent.run_dir, lambda: agent.loop.snapshot)
+    tracemalloc.start()
+    try:
+        for _ in range(2):  # the first one stores it
+            assert one.check() == (True, ["default: ready, a page was stored, loaded and verified"])
+        assert tracemalloc.get_traced_memory()[1] < 1.8 * page
+    finally:
+        tracemalloc.stop()
+        one.close()
+
+
+def test_of_huge_pages_only_the_way_in_is_tried(
+    agent: Any, connect: Any, until: Callable[..., bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connect(agent.socket())
+    assert until(lambda: agent.loop.snapshot.domains["default"].geometry is not None)
+    monkeypatch.setattr(probe, "MOST_BYTES", 16_383)
+    monkeypatch.setattr(probe, "_page", None)
+    one = probe.Probe(agent.run_dir, lambda: agent.loop.snapshot)
+    try:
+        ready, (line,) = one.check()
+    finally:
+        one.close()
+    assert ready
+    assert "too large to be tried" in line
 
 
 def test_other_paths_say_what_there_is(agent: Any, port: int, get: Get) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from kvtier_agent.cache.geometry import Geometry
@@ -63,6 +64,14 @@ def test_a_geometry_that_makes_no_sense_is_refused_with_advice(raw: Raw) -> None
     code, message = refused(raw.hello(geometry=p.GeometryInfo(0, 1, 1, 1, 1)))
     assert code == p.Code.GEOMETRY
     assert "write a whole number" in message
+
+
+def test_names_that_no_client_could_repeat_are_refused(raw: Raw) -> None:
+    """The readiness probe is a client too: it would fail on every domain of the agent."""
+    long = msgspec.structs.replace(INFO, weights="\U0001f600" * 256)
+    code, message = refused(raw.hello(geometry=long))
+    assert code == p.Code.GEOMETRY
+    assert "give at most 256 characters, 1000 bytes" in message
 
 
 def test_who_said_no_hello_is_told_so(raw: Raw) -> None:
