@@ -12,7 +12,8 @@ has left transfers of a kind (reads, writes) unanswered for `HANG_SECONDS`, what
 called back where it was not begun, and its volume counts as failing.
 
 `launch` says False where a move cannot go this way: there is no room for its headers, or none in
-the ring for a file. Calls of preadv and pwritev do the same then.
+the ring for a file. Calls of preadv and pwritev do the same then. A read for whose headers there is
+no room yet waits (`read_line`).
 
 The loop `run` reaps. Reads are finished there; what may wait for a drive once more (writes, for the
 journal; what the ring sent back) by a thread of the mover (`later`).
@@ -39,10 +40,11 @@ from kvtier_agent.storage.fileio import FileIO
 from kvtier_agent.storage.flight import Flight
 from kvtier_agent.storage.l2 import L2
 from kvtier_agent.storage.page_write import PageWrite
+from kvtier_agent.storage.read_line import ReadLine
 from kvtier_agent.storage.rings import Rings
 from kvtier_agent.storage.segment import PageStamp, Segment, SegmentGoneError
 from kvtier_agent.storage.settings import CoreSettings
-from kvtier_agent.storage.trays import Trays
+from kvtier_agent.storage.trays import Tray, Trays
 from kvtier_agent.storage.volume import Volume
 from kvtier_agent.supervise import Heart
 
@@ -92,9 +94,12 @@ class Flights:
         """Called with each move that ended, on the thread that finished it."""
         self.later: Later = _at_once
         """Has something done by another thread; see `Mover.later`."""
+        self.by_calls: Callable[[Move], None] = lambda move: self._cancel(move)
+        """Has a read that waited here done by calls; see `Mover.by_calls`."""
         self._io, self._arena, self._l2, self._clock = io, arena, l2, clock
         self._trays = Trays(move_bytes)
         self._rings = Rings(io, arena, self._trays.memory, in_flight_bytes)
+        self._line = ReadLine(self._trays, self._mute, self._cancel)
         self._lock = threading.Lock()
         self._flights: dict[int, Flight] = {}
         self._next = 1
@@ -110,10 +115,19 @@ class Flights:
         if self._closed or l2 is None or move.kind not in (MoveKind.READ, MoveKind.WRITE):
             return False
         reads = move.kind is MoveKind.READ
-        tray = self._trays.take(l2.geometry, len(move), last=reads)
-        if tray is None:
+        tray = None
+        if not (reads and self._line):  # not before those that wait for one
+            tray = self._trays.take(l2.geometry, len(move), last=reads)
+        if tray is not None:
+            return self._begin(l2, move, tray, patient)
+        if not reads or not self._line.take(move, l2):
             return False
-        flight = Flight(move, l2, tray, self._clock())
+        self._rings.stir()  # a tray may have come back in this moment
+        return True
+
+    def _begin(self, l2: L2, move: Move, tray: Tray, patient: bool) -> bool:
+        """As `launch`, with a tray, which is given back in any case."""
+        flight, reads = Flight(move, l2, tray, self._clock()), move.kind is MoveKind.READ
         ready = False
         try:
             ready = self._plan_read(flight, patient) if reads else self._plan_write(flight, patient)
@@ -232,6 +246,9 @@ class Flights:
                 self.later(functools.partial(self._finish, flight), waits=not flight.light)
         for flight in mine:
             self._finish(flight)
+        l2 = self._l2()
+        if self._line and l2 is not None:
+            self._line.go(l2, self._begin_late, self.by_calls)
         now = self._clock()
         if now >= self._next_look:
             self._next_look = now + 1.0
@@ -277,6 +294,23 @@ class Flights:
     def _put_down(self, flight: Flight) -> None:
         flight.leave()
         self._trays.give(flight.tray)
+        if self._line:
+            self._rings.stir()
+
+    def _begin_late(self, l2: L2, move: Move, tray: Tray) -> bool:
+        """`_begin` for one that waited; the loop must not die."""
+        try:
+            return self._begin(l2, move, tray, patient=False)
+        except Exception as error:  # it can still go the other way
+            log.warning("a move was not begun", move=move.kind.value, error=str(error))
+            return False
+
+    def _cancel(self, move: Move) -> None:
+        error = "read: the drive does not answer"
+        self.deliver(move, Outcome.uniform(move, MoveStatus.CANCELLED, error=error))
+
+    def _mute(self) -> set[str]:
+        return {drive.volume.name for drive in self._rings.all() if drive.mute}
 
     # -- now and then -----------------------------------------------------------------------
 
@@ -322,6 +356,7 @@ class Flights:
     def close(self, seconds: float) -> None:
         """Call everything back and wait for what the drives have begun, at most so long."""
         self._closed = True
+        self._line.end()
         end = self._clock() + seconds
         for drive in self._rings.all():
             left = drive.ring.close(max(0.0, end - self._clock()))

@@ -85,6 +85,7 @@ class Mover:
         loops = [(f"{name}-{i}", self._run) for i in range(max(2, threads))]
         if flights is not None:
             flights.deliver, flights.later = self._deliver, self.later
+            flights.by_calls = self.by_calls
             loops.append((f"{name}-rings", flights.run))
         for called, loop in loops:
             if start is not None:
@@ -141,6 +142,10 @@ class Mover:
                 self._ready.notify_all()
                 return
         call()
+
+    def by_calls(self, move: Move) -> None:
+        """Have a read that was submitted done by a thread itself."""
+        self.later(lambda: self._carry_out(move), waits=False)
 
     def _begin(self, move: Move, *, patient: bool = False) -> bool:
         """Give a move to the rings, if they take it."""
@@ -225,13 +230,18 @@ class Mover:
         if not isinstance(job, Move):
             job()
             return
-        if self._begin(job, patient=True):
+        if not self._begin(job, patient=True):
+            self._carry_out(job)
+
+    def _carry_out(self, move: Move) -> None:
+        if self._closing and move.kind is MoveKind.READ:
+            self._deliver(move, Outcome.uniform(move, MoveStatus.CANCELLED, error="closing"))
             return
-        outcome = Outcome.uniform(job, MoveStatus.IO_ERROR, error="the mover died at it")
+        outcome = Outcome.uniform(move, MoveStatus.IO_ERROR, error="the mover died at it")
         try:
-            outcome = self._copier.execute(job)
+            outcome = self._copier.execute(move)
         finally:
-            self._deliver(job, outcome)
+            self._deliver(move, outcome)
 
 
 class SyncMover:

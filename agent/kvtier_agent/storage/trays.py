@@ -60,6 +60,10 @@ class Trays:
                 return None
             return self._free.pop()
 
+    def fit(self, geometry: Geometry, pages: int) -> bool:
+        """Are they cut for such pages, and large enough for a batch of so many?"""
+        return geometry.page_bytes == self._page_bytes and pages <= self._pages
+
     def give(self, tray: Tray) -> None:
         """It is not needed any more."""
         with self._lock:

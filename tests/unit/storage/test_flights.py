@@ -332,6 +332,62 @@ def test_a_drive_that_answers_no_read_gets_no_more_of_them_meanwhile(make):
     assert one.read([0, 13], [0, 1])[0] == [OK, OK]
 
 
+def test_reads_beyond_the_trays_wait_for_one_and_keep_no_thread(make, monkeypatch):
+    monkeypatch.setattr("kvtier_agent.storage.trays.MOST_TRAYS", 4)
+    one = make()
+    one.write(range(PAGES), range(PAGES))
+    one.io.hangs = True
+    numbers = [one.launch(MoveKind.READ, [i], [i], [PAGES + i]) for i in range(6)]
+    one.io.hangs = False
+    numbers += [one.launch(MoveKind.READ, [i], [i], [PAGES + i]) for i in range(6, PAGES)]
+    one.flights.round(0)
+    assert one.delivered.keys() == {1}, "all trays are out"
+    one.io.rings[0].let_go()
+    assert [one.wait(number) for number in numbers] == [[OK]] * PAGES
+    assert (one.rows[PAGES : 2 * PAGES] == one.pages).all()
+    assert one.io.calls == 0
+    assert len(one.flights._trays._free) == 4
+
+
+def test_what_waits_for_a_tray_goes_on_when_a_drive_answers_no_read(make, monkeypatch):
+    monkeypatch.setattr("kvtier_agent.storage.trays.MOST_TRAYS", 4)
+    one = make(volumes=2)
+    one.write([0, 1, 2, 3, 13], [0, 1, 2, 3, 4])
+    by_calls = []
+    one.flights.by_calls = by_calls.append
+    one.io.hangs = True
+    hung = [one.launch(MoveKind.READ, [i], [i], [PAGES + i]) for i in range(4)]
+    one.io.hangs = False
+    both = [one.launch(MoveKind.READ, [0], [0], [40]), one.launch(MoveKind.READ, [13], [4], [41])]
+    one.now = STALL_SECONDS
+    one.flights.round(0)
+    assert not by_calls
+    one.now = STALL_SECONDS + 2
+    one.flights.round(0), one.flights.round(0)
+    assert one.delivered.keys() == {1, both[0]}
+    assert one.delivered[both[0]].status.tolist() == [MoveStatus.CANCELLED]
+    assert [move.id for move in by_calls] == [both[1]]
+    late = one.move(MoveKind.READ, [13], [42], [4])
+    assert not one.flights.launch(late, patient=True), "nor does anything new wait"
+    assert one.wait(one.launch(MoveKind.READ, [0], [0], [43])) == [MoveStatus.CANCELLED]
+    one.io.rings[0].let_go(), one.io.rings[1].let_go()
+    assert [one.wait(number) for number in hung] == [[OK]] * 4
+
+
+def test_what_waits_for_a_tray_at_the_end_is_cancelled(make, monkeypatch):
+    monkeypatch.setattr("kvtier_agent.storage.trays.MOST_TRAYS", 4)
+    one = make()
+    one.write([0], [0])
+    one.io.hangs = True
+    for i in range(4):
+        one.launch(MoveKind.READ, [0], [0], [PAGES + i])
+    waits = one.launch(MoveKind.READ, [0], [0], [PAGES + 4])
+    one.flights.close(0.01)
+    assert one.delivered[waits].status.tolist() == [MoveStatus.CANCELLED]
+    for ring in one.io.rings:
+        ring._hanging.clear()
+
+
 def test_a_drive_that_is_slow_at_writes_does_not_hang(make):
     one = make()
     one.write([0], [0])

@@ -82,6 +82,38 @@ def test_reads_that_a_drive_hangs_on_leave_the_rest_its_bound():
     mover.close()
 
 
+class Keeping:
+    """Flights that keep what is launched."""
+
+    def __init__(self):
+        self.kept = []
+
+    def launch(self, one, *, patient):
+        self.kept.append(one)
+        return True
+
+    def run(self, heart):
+        heart.stopping.wait()
+
+    def close(self, seconds):
+        pass
+
+
+def test_a_read_that_its_ring_gives_back_is_done_by_a_thread_or_cancelled_at_the_end():
+    copier, woken, flights = GatedCopier(), threading.Event(), Keeping()
+    mover = Mover(copier, woken.set, flights=flights)
+    mover.submit([move(1, MoveKind.READ), move(2, MoveKind.READ)])
+    assert mover.queued_bytes == 2 * 4096
+    flights.by_calls(flights.kept[0])
+    ((first, outcome),) = collect(mover, woken, 1)
+    assert (first.id, outcome.status.tolist(), copier.begun) == (1, [MoveStatus.OK], [1])
+    mover.close()
+    flights.by_calls(flights.kept[1])
+    ((second, outcome),) = mover.collect()
+    assert (second.id, outcome.status.tolist()) == (2, [MoveStatus.CANCELLED])
+    assert mover.queued_bytes == 0
+
+
 def test_at_the_end_every_move_is_answered():
     copier, woken = GatedCopier(), threading.Event()
     mover = Mover(copier, woken.set)
