@@ -17,6 +17,7 @@ import structlog
 
 from kvtier_agent.storage import recovery
 from kvtier_agent.storage.fileio import FileIO
+from kvtier_agent.storage.manifest import MANIFEST_NAME
 
 __all__ = ["sweep_memory", "sweep_volumes"]
 
@@ -60,7 +61,7 @@ def sweep_volumes(mounts: Mapping[str, Path], served: Collection[str]) -> list[s
         with contextlib.suppress(OSError):
             folders = sorted((mount / "kvtier").iterdir())
         for folder in folders:
-            mine = folder / recovery.MANIFEST_NAME
+            mine = folder / MANIFEST_NAME
             if folder.name in served or folder.is_symlink() or not mine.is_file():
                 continue
             recovery.sweep(volume, mount, folder.name, FileIO())

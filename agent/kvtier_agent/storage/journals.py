@@ -39,6 +39,8 @@ class Journals:
         self.settings = settings or JournalSettings()
         self.space = Space(UNLIMITED)
         self.generations: dict[int, int] = {}
+        self.start = 0
+        """Which start of the tier this is, as the manifests of its volumes say (`manifest`)."""
         self.durability: Durability = "async"
         self.cap_bytes = 0
         self.slots = 0

@@ -6,24 +6,27 @@ So an engine that comes first is told from the ones whose pages are there.
 
 from __future__ import annotations
 
-import json
+import contextlib
 from collections.abc import Iterable
 from pathlib import Path
 
-from kvtier_agent.cache.geometry import Geometry, GeometryError
-from kvtier_agent.storage.recovery import MANIFEST_NAME
-from kvtier_agent.storage.segment import LAYOUT_VERSION
+from kvtier_agent.cache.geometry import Geometry
+from kvtier_agent.storage.manifest import (
+    MANIFEST_NAME,
+    NewerLayoutError,
+    newest_geometry,
+    parse,
+)
 
 
 def geometry_left(mounts: Iterable[Path], domain: str) -> Geometry | None:
-    """The geometry of the pages in a domain's folders on these volumes; None where there are none,
-    or none that this version reads."""
+    """The geometry of the pages in a domain's folders on these volumes, those that were written
+    last; None where there are none, or none that this version reads."""
+    found = []
     for mount in mounts:
         folder = mount / "kvtier" / domain
-        try:
-            manifest = json.loads((folder / MANIFEST_NAME).read_text())
-            if manifest["layout"] == LAYOUT_VERSION and any(folder.glob("segment-*.kv")):
-                return Geometry(**manifest["geometry"])
-        except (OSError, ValueError, KeyError, TypeError, RecursionError, GeometryError):
-            continue
-    return None
+        with contextlib.suppress(OSError, NewerLayoutError):
+            held = parse((folder / MANIFEST_NAME).read_text(errors="replace"))
+            if any(folder.glob("segment-*.kv")):
+                found.append(held)
+    return newest_geometry(found)

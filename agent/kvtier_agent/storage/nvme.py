@@ -16,12 +16,13 @@ import numpy as np
 from kvtier_agent.cache.arena import Progress, unseen
 from kvtier_agent.cache.geometry import Geometry
 from kvtier_agent.cache.settings import Behaviour, Budgets
-from kvtier_agent.storage import recovery
+from kvtier_agent.storage import manifest, recovery
 from kvtier_agent.storage.checkpoint import Checkpointer
 from kvtier_agent.storage.fileio import FileIO
 from kvtier_agent.storage.io_errors import CountedIO, IOErrors
 from kvtier_agent.storage.l2 import L2
 from kvtier_agent.storage.left_out import LeftOut
+from kvtier_agent.storage.manifest import Manifest, newest_geometry
 from kvtier_agent.storage.mover import Start
 from kvtier_agent.storage.patient_io import PatientIO
 from kvtier_agent.storage.settings import CoreSettings
@@ -80,7 +81,7 @@ class NvmeTier:
                 continue
             try:
                 opened[name] = self._volume(name, mount)
-                self._geometry_of(opened[name])
+                self._manifest_of(opened[name])
             except VolumeError as error:
                 if name in opened:
                     opened.pop(name).close()
@@ -103,9 +104,9 @@ class NvmeTier:
             io=self.io,
         )
 
-    def _geometry_of(self, volume: Volume) -> Geometry | None:
+    def _manifest_of(self, volume: Volume) -> Manifest:
         try:
-            return recovery.geometry_of(volume, self.unreadable.given_up())
+            return manifest.read(volume, self.unreadable.given_up())
         except VolumeError as error:
             self.unreadable.note(error)
             raise
@@ -139,8 +140,8 @@ class NvmeTier:
         volumes = {**self.volumes, **opened}
         known = [geometry] if geometry is not None else []
         if not known:
-            held = [self._geometry_of(volume) for volume in volumes.values()]
-            known = [one for one in held if one is not None]
+            held = newest_geometry([self._manifest_of(volume) for volume in volumes.values()])
+            known = [held] if held is not None else []
         if known:
             for name in set(volumes) - self._recover(volumes, known[0], behaviour, progress):
                 volumes[name].close()
@@ -190,7 +191,7 @@ class NvmeTier:
         for name in sorted(wanted - held):
             volume = self.volumes[name]
             try:
-                recovery.clear(volume, geometry)
+                recovery.clear(volume, self.l2)
             except VolumeError as error:
                 self.left_out.add(name, error)
                 self.volumes.pop(name).close()

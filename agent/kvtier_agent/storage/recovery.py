@@ -1,11 +1,11 @@
 """What an earlier process left on the volumes: found, offered to the cache, or removed.
 
-Each folder has a manifest (`layout.json`) with the layout version and the geometry its pages have,
+Each folder has a manifest (`manifest.py`) with the layout version and the geometry its pages have,
 and a journal (`journal.py`).
 
     newer layout           refused, nothing touched
     durability none, or    everything is removed
-    older layout, another geometry, a journal about other segments
+    older layout, another geometry, a journal about other segments, a volume that was away
     else                   the journal is read; pages whose slot lies inside its segment's file are
                            offered to the cache, oldest first
 
@@ -20,10 +20,10 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import json
 import re
-from collections.abc import Collection
-from dataclasses import asdict, dataclass
+import time
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -31,19 +31,20 @@ import structlog
 from numpy.typing import NDArray
 
 from kvtier_agent.cache.adoption import lasts
-from kvtier_agent.cache.geometry import Geometry, GeometryError
+from kvtier_agent.cache.geometry import Geometry
 from kvtier_agent.cache.record import as_u64_pairs
 from kvtier_agent.cache.words import take_records
+from kvtier_agent.storage import manifest
 from kvtier_agent.storage.fileio import FileIO
 from kvtier_agent.storage.journal_files import TEMPORARY, is_journal_file
 from kvtier_agent.storage.journal_format import FORMAT_VERSION, NO_EVENTS, Events, NewerFormatError
 from kvtier_agent.storage.journal_reader import Contents, Live, read_journal, unseen
 from kvtier_agent.storage.l2 import L2, Slots
-from kvtier_agent.storage.segment import LAYOUT_VERSION, Segment
+from kvtier_agent.storage.manifest import MANIFEST_NAME, Manifest, newer, unwritable
+from kvtier_agent.storage.segment import Segment
 from kvtier_agent.storage.unreadable import unreadable
-from kvtier_agent.storage.volume import LOCK_NAME, Volume, VolumeError, refused
+from kvtier_agent.storage.volume import LOCK_NAME, Volume, VolumeError
 
-MANIFEST_NAME = "layout.json"
 _SEGMENT_NAME = re.compile(r"segment-(\d{8})\.kv")
 _NO_FILE = (errno.ENOENT, errno.EISDIR, errno.ELOOP, errno.ENXIO)
 """What the system says of a name that is no file."""
@@ -90,15 +91,20 @@ def geometry_of(volume: Volume, given_up: Collection[str] = ()) -> Geometry | No
     """The geometry of the pages in the folder; None if there are none that can be read. `given_up`:
     see `recover`. Raises VolumeError when a newer version wrote it, or the manifest cannot be
     looked at."""
-    return _manifest(volume, given_up)[0]
+    return manifest.read(volume, given_up).geometry
 
 
-def recover(l2: L2, live: Live = unseen, given_up: Collection[str] = ()) -> Found:
+def recover(
+    l2: L2,
+    live: Live = unseen,
+    given_up: Collection[str] = (),
+    clock: Callable[[], float] = time.time,
+) -> Found:
     """Find what is there (or sweep it), before the first write. `live` is called with the bytes of
     journal read at a time. `given_up`: names of volumes on which what cannot be read counts as not
-    being there. Raises VolumeError; nothing is left open then."""
+    being there. `clock`: seconds since the epoch. Raises VolumeError; nothing is left open then."""
     try:
-        return _recover(l2, live, given_up)
+        return _recover(l2, live, given_up, clock)
     except BaseException:
         for segment, _ in l2.segments.values():
             segment.close()
@@ -107,9 +113,22 @@ def recover(l2: L2, live: Live = unseen, given_up: Collection[str] = ()) -> Foun
         raise
 
 
-def _recover(l2: L2, live: Live, given_up: Collection[str]) -> Found:
+def _recover(l2: L2, live: Live, given_up: Collection[str], clock: Callable[[], float]) -> Found:
     l2.journals.durability = l2.durability
-    read = [(volume, *_read(l2, volume, live, given_up)) for volume in l2.volumes]
+    manifests = {volume.name: manifest.read(volume, given_up) for volume in l2.volumes}
+    away = manifest.away({n: m for n, m in manifests.items() if m.geometry == l2.geometry})
+    last = max((one.start for one in manifests.values()), default=0)
+    l2.journals.start = max(last + 1, int(clock()))
+    read = []
+    for volume in l2.volumes:
+        held = manifests[volume.name]
+        if volume.name in away:
+            held = Manifest(reason="it was away while other volumes of the tier were in use")
+        read.append((volume, *_read(l2, volume, held, live, given_up)))
+    for volume, _, pages in read:
+        # What it claims is taken from the others: only by one that can go on with its journal.
+        if len(read) > 1 and len(pages):
+            volume.prove()
     owners: dict[int, tuple[int, str]] = {}
     for volume, contents, pages in read:
         generations = contents.generations
@@ -120,15 +139,15 @@ def _recover(l2: L2, live: Live, given_up: Collection[str]) -> Found:
         for number, generation in generations.items():
             known = l2.journals.generations.get(number, 0)
             l2.journals.generations[number] = max(known, generation)
-    kept = []
-    for volume, contents, pages in read:
+    for volume, contents, _ in read:
         mine = {number for number, (_, name) in owners.items() if name == volume.name}
         _clear(volume, mine, contents, l2, given_up)
-        with contextlib.suppress(OSError):
-            # A journal that came back after a power cut would speak of segments that were begun
-            # anew meanwhile, under numbers that start over with the journal.
-            l2.io.flush_folder(volume.folder)
-        _write_manifest(volume, l2.geometry)
+        # A journal that came back after a power cut would speak of segments that were begun anew
+        # meanwhile, under numbers that start over with the journal.
+        _make_last(volume, needed=bool(contents.reason))
+    kept = []
+    for volume, contents, pages in read:
+        manifest.write(volume, l2.geometry, l2.journals.start, manifests)
         whole = _inside(l2, volume, pages["slot"], given_up)
         if lost := int(whole.size - whole.sum()):
             log.warning(
@@ -140,7 +159,7 @@ def _recover(l2: L2, live: Live, given_up: Collection[str]) -> Found:
             try:
                 l2.journals.open(volume, contents)
             except OSError as error:
-                raise _unwritable(volume, error) from error
+                raise unwritable(volume, error) from error
             with contextlib.suppress(OSError):  # else they are dropped again next time
                 l2.journals.gone(volume, pages["slot"][~whole])
     found = kept[0] if len(kept) == 1 else np.concatenate([NO_EVENTS, *kept])
@@ -159,8 +178,8 @@ def _recover(l2: L2, live: Live, given_up: Collection[str]) -> Found:
     )
 
 
-def clear(volume: Volume, geometry: Geometry) -> None:
-    """Empty a folder and mark it for pages of `geometry`. Raises VolumeError."""
+def clear(volume: Volume, l2: L2) -> None:
+    """Empty a folder, and mark it as one of `l2`, which it is to join. Raises VolumeError."""
     geometry_of(volume)
     try:
         names = volume.io.names(volume.folder)
@@ -169,7 +188,9 @@ def clear(volume: Volume, geometry: Geometry) -> None:
     for name in names:
         if name != LOCK_NAME:
             _remove(volume, name)
-    _write_manifest(volume, geometry)
+    _make_last(volume, needed=True)
+    others = [other.name for other in l2.volumes]
+    manifest.write(volume, l2.geometry, l2.journals.start, {*others, volume.name})
 
 
 def sweep(name: str, mount: Path, domain: str, io: FileIO) -> None:
@@ -185,7 +206,8 @@ def sweep(name: str, mount: Path, domain: str, io: FileIO) -> None:
             for name in io.names(volume.folder):
                 ours = name == MANIFEST_NAME or _SEGMENT_NAME.fullmatch(name)
                 if ours or is_journal_file(name.removesuffix(TEMPORARY)):
-                    _remove(volume, name)
+                    with contextlib.suppress(VolumeError):
+                        _remove(volume, name)
         finally:
             volume.close()
 
@@ -219,36 +241,13 @@ def _by_segment(l2: L2, slots: Slots) -> dict[int, Slots]:
     return {int(part[0]) // l2.per_segment: part for part in np.split(slots, cuts) if part.size}
 
 
-def _manifest(volume: Volume, given_up: Collection[str] = ()) -> tuple[Geometry | None, str]:
-    """The geometry in the manifest, or why there is none (empty: there is no manifest). Raises
-    VolumeError."""
-    path = volume.folder / MANIFEST_NAME
-    try:
-        manifest = json.loads(path.read_text())
-        version = int(manifest["layout"])
-    except FileNotFoundError:
-        return None, ""
-    except OSError as error:
-        if volume.name not in given_up:
-            raise unreadable(volume, str(path), error) from error
-        return None, f"its manifest cannot be read: {error.strerror}"
-    except (ValueError, KeyError, TypeError, RecursionError):
-        return None, "its manifest makes no sense"
-    if version > LAYOUT_VERSION:
-        raise _newer(volume, f"layout {version}", LAYOUT_VERSION)
-    if version < LAYOUT_VERSION:
-        return None, f"it has layout {version}, this agent writes {LAYOUT_VERSION}"
-    try:
-        return Geometry(**manifest["geometry"]), ""
-    except (GeometryError, TypeError, KeyError):
-        return None, "its manifest makes no sense"
-
-
-def _read(l2: L2, volume: Volume, live: Live, given_up: Collection[str]) -> tuple[Contents, Events]:
+def _read(
+    l2: L2, volume: Volume, held: Manifest, live: Live, given_up: Collection[str]
+) -> tuple[Contents, Events]:
     """What the journal says, and its pages; nothing, with the reason logged, where it is of no
-    use. Raises VolumeError."""
+    use. `held`: its manifest. Raises VolumeError."""
     whole = volume.name not in given_up
-    geometry, reason = _manifest(volume, given_up)
+    geometry, reason = held.geometry, held.reason
     if geometry is not None and geometry != l2.geometry:
         reason = "its pages are of another model or layout"
     if l2.durability == "none" or geometry != l2.geometry:
@@ -257,7 +256,7 @@ def _read(l2: L2, volume: Volume, live: Live, given_up: Collection[str]) -> tupl
         try:
             contents = read_journal(volume.folder, l2.journals.identity, l2.io, live, whole=whole)
         except NewerFormatError as error:
-            raise _newer(volume, f"journal format {error.version}", FORMAT_VERSION) from error
+            raise newer(volume, f"journal format {error.version}", FORMAT_VERSION) from error
         except OSError as error:
             if whole:
                 raise unreadable(volume, f"the journal in {volume.folder}", error) from error
@@ -324,41 +323,23 @@ def _inside(l2: L2, volume: Volume, slots: Slots, given_up: Collection[str]) -> 
     return whole
 
 
-def _write_manifest(volume: Volume, geometry: Geometry) -> None:
-    text = json.dumps({"layout": LAYOUT_VERSION, "geometry": asdict(geometry)}, indent=1)
-    with contextlib.suppress(OSError, ValueError):
-        if (volume.folder / MANIFEST_NAME).read_text() == text:
-            return  # it was flushed when it was written
-    temporary = volume.folder / (MANIFEST_NAME + TEMPORARY)
-    io = volume.io
+def _make_last(volume: Volume, *, needed: bool) -> None:
+    """What was removed from a folder does not come back. Raises VolumeError where that is
+    `needed`."""
     try:
-        fd, _ = io.open(temporary, create=True, direct=False)
-        try:
-            io.truncate(fd, 0)
-            if io.write(fd, [text.encode()], 0) != len(text):
-                io.noticed("write", "short")
-                raise OSError(errno.ENOSPC, "No space left on device")
-            io.flush(fd)
-        finally:
-            io.close(fd)
-        io.rename(temporary, volume.folder / MANIFEST_NAME)
-        for folder in (volume.folder, *volume.folder.parents[:2]):
-            io.flush_folder(folder)
+        volume.io.flush_folder(volume.folder)
     except OSError as error:
-        raise _unwritable(volume, error) from error
-
-
-def _newer(volume: Volume, what: str, known: int) -> VolumeError:
-    return VolumeError(
-        f"volume {volume.name}: {volume.folder} has {what}, this agent knows {known}; use the"
-        " newer agent, or empty the folder"
-    )
-
-
-def _unwritable(volume: Volume, error: OSError) -> VolumeError:
-    return refused(volume.name, f"cannot write to {volume.folder}", error)
+        if needed:
+            raise unwritable(volume, error) from error
 
 
 def _remove(volume: Volume, name: str) -> None:
-    with contextlib.suppress(OSError):
+    """Remove a file; a segment that cannot go is found again, without a record, and tried again.
+    Raises VolumeError for one of the journal, by whose words it would be believed."""
+    try:
         volume.io.unlink(volume.folder / name)
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        if is_journal_file(name):
+            raise unwritable(volume, error) from error

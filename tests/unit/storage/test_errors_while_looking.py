@@ -112,7 +112,7 @@ def test_a_manifest_that_cannot_be_read_is_not_one_that_makes_no_sense(make_l2, 
 
     with monkeypatch.context() as patch:
         patch.setattr(Path, "read_text", fails)
-        for look in (recovery.geometry_of, lambda v: recovery.clear(v, one.l2.geometry)):
+        for look in (recovery.geometry_of, lambda v: recovery.clear(v, one.l2)):
             with pytest.raises(VolumeError, match=r"cannot read .*layout\.json: Input"):
                 look(again.volume)
         with pytest.raises(VolumeError, match=r"cannot read .*layout\.json: Input"):
