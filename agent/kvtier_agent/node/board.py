@@ -27,7 +27,7 @@ from kvtier_agent.node.cadence import urgent_part
 from kvtier_agent.node.control import Control
 from kvtier_agent.node.counters import Counters
 from kvtier_agent.node.lifecycle import remaining_grace
-from kvtier_agent.node.memory import Memory
+from kvtier_agent.node.memory import PATIENCE_SECONDS, Memory
 from kvtier_agent.node.rooms import counters_of, tiers_of
 from kvtier_agent.node.version import agent_version
 from kvtier_agent.node.view import NodeView
@@ -39,6 +39,10 @@ __all__ = ["StatusBoard"]
 SAVE_SECONDS: Final = 5.0
 LOOK_SECONDS: Final = 0.5
 HEAP_SECONDS: Final = 10.0
+WRITE_SECONDS: Final = 3 * PATIENCE_SECONDS
+"""What is kept may take so long on a disk that is slow: it is not needed to serve."""
+LAST_PATIENCE_SECONDS: Final = 1.0
+"""A process that ends has no more for its state: pages of volumes and memory come first."""
 
 log = structlog.get_logger(__name__)
 
@@ -101,7 +105,8 @@ class StatusBoard:
         tidied = self._clock()
         while not heart.stopping.is_set():
             heart.beat()
-            self.save()
+            with heart.allowing(WRITE_SECONDS):
+                self.save()
             if self._clock() - tidied >= HEAP_SECONDS:
                 heap.give_back()
                 tidied = self._clock()
@@ -110,15 +115,16 @@ class StatusBoard:
 
     def save(self, last: bool = False) -> None:
         """Counters and status file, when something urgent changed and every few seconds
-        (``last``: now)."""
+        (``last``: now, and without much waiting)."""
         now = self._clock()
-        due = last or now - self._saved_at >= self._save_seconds
+        due = last or self._memory.news or now - self._saved_at >= self._save_seconds
         total = counters.total(self._memory.closed, counters_of(self._loop.snapshot))
         fresh = self._document(self._shown, self._kept)
         if due or urgent_part(fresh) != urgent_part(self._shown):
             # Kept first, shown then; what could not be kept is not shown.
             self._saved_at = now
-            if self._memory.save(total, remaining_grace(self._control.view.life, now)):
+            patience = LAST_PATIENCE_SECONDS if last else PATIENCE_SECONDS
+            if self._memory.save(total, remaining_grace(self._control.view.life, now), patience):
                 self._kept = total
             self._shown = self._document(self._shown, self._kept)
             self._show(self._shown)

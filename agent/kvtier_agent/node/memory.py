@@ -2,8 +2,8 @@
 how large the engines' KV pool was.
 
 Two files in the state folder. ``revision.json`` changes with each revision that came into force;
-``state.json`` every few seconds. Neither is ever needed to serve: a write that fails is reported
-once and tried again, with the next ``save`` at the latest; until then ``problem`` says why.
+``state.json`` every few seconds. Neither is ever needed to serve: a write that fails, or takes too
+long, is reported once and tried again with the next ``save``; until then ``problem`` says why.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Final
 
 import structlog
 from kvtier_api.policy import RevisionSpec
@@ -18,11 +19,14 @@ from kvtier_api.revision import revision_hash
 from kvtier_api.validate import InvalidObject, parse
 
 from kvtier_agent.node.desired import Wanted
+from kvtier_agent.node.patience import Patience
 from kvtier_agent.node.statefile import StateFile
 
 __all__ = ["Memory"]
 
 LAYOUT = 1
+PATIENCE_SECONDS: Final = 10.0
+"""More than a busy disk takes for a flush."""
 
 log = structlog.get_logger(__name__)
 
@@ -35,8 +39,12 @@ class Memory:
         self._state = StateFile(folder / "state.json", LAYOUT)
         self._node = node
         self._writing = threading.Lock()
+        """Held while a disk may hang: only `save` waits for it."""
+        self._patience = Patience()
+        self._owing = threading.Lock()
         self._owed: dict[str, object] | None = None
-        """A revision that is in force and could not be written yet."""
+        """A revision that is in force and was not written yet."""
+        self._news = False
         self._problems: dict[str, str] = {}
         self.closed: dict[str, int] = {}
         """What earlier processes counted."""
@@ -86,38 +94,58 @@ class Memory:
         """Why something cannot be kept now, for people; empty while all is. Any thread."""
         return "; ".join(list(self._problems.values()))
 
+    @property
+    def news(self) -> bool:
+        """Whether there is a revision that no `save` has tried to write. Any thread."""
+        return self._news
+
     def keep(self, wanted: Wanted) -> None:
-        """After a revision came into force. Any thread."""
+        """After a revision came into force: the next `save` writes it. Any thread; waits for no
+        disk."""
         document: dict[str, object] = {
             "node": self._node,
             "revision": wanted.revision,
             "policy": wanted.policy,
             "spec": wanted.spec.to_dict(),
         }
-        with self._writing:
-            self._owed = document
-            self._pay()
+        with self._owing:
+            self._owed, self._news = document, True
 
-    def save(self, counters: Mapping[str, int], grace_left: float | None) -> bool:
-        """The counters (sums over all processes so far) and an orphan's grace. Are they on disk?"""
+    def save(
+        self,
+        counters: Mapping[str, int],
+        grace_left: float | None,
+        patience: float = PATIENCE_SECONDS,
+    ) -> bool:
+        """The counters (sums over all processes so far), an orphan's grace, and a revision that is
+        owed. Are the counters on disk? Each of the two files is waited for ``patience`` seconds.
+        """
         document = {
             "node": self._node,
             "counters": dict(counters),
             "graceLeftSeconds": grace_left,
             "enginePoolBytes": self.engine_pool,
         }
-        with self._writing:
-            self._pay()
-            return self._write(self._state, document)
+        if not self._writing.acquire(timeout=patience):
+            return False
+        try:
+            self._pay(patience)
+            return self._write(self._state, document, patience)
+        finally:
+            self._writing.release()
 
-    def _pay(self) -> None:
-        if self._owed is not None and self._write(self._revision, self._owed):
-            self._owed = None
+    def _pay(self, patience: float) -> None:
+        with self._owing:
+            owed, self._news = self._owed, False
+        if owed is not None and self._write(self._revision, owed, patience):
+            with self._owing:
+                if self._owed is owed:
+                    self._owed = None
 
-    def _write(self, file: StateFile, document: Mapping[str, object]) -> bool:
+    def _write(self, file: StateFile, document: Mapping[str, object], patience: float) -> bool:
         name = file.path.name
         try:
-            file.write(document)
+            self._patience.do(lambda: file.write(document), patience)
         except OSError as e:
             if name not in self._problems:
                 log.warning("state cannot be kept on disk", path=str(file.path), error=str(e))

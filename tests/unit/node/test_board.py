@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import errno
 import json
+import os
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -106,7 +109,61 @@ def test_counters_that_cannot_be_kept_are_not_shown_and_the_condition_says_why(
         recalled = Memory(tmp_path, "n").recall()[0]
         assert recalled is not None
         assert recalled.revision == one.revision, "it was written later"
+        two = wanted(durability="none")
+        memory.keep(two)
+        board.save()
+        recalled = Memory(tmp_path, "n").recall()[0]
+        assert recalled is not None
+        assert recalled.revision == two.revision, "a revision is not left for the next few seconds"
     finally:
+        loop.close()
+
+
+def test_a_state_disk_that_hangs_is_said_and_holds_nothing_up(
+    tmp_path: Path, tiers: Any, facts: Make, wanted: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(board_module, "PATIENCE_SECONDS", 1.0)
+    real, thaw = os.fsync, threading.Event()
+
+    def fsync(descriptor: int) -> None:
+        assert thaw.wait(60.0)
+        real(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    supervisor = Supervisor(stuck_seconds=0.5)
+    memory, loop = Memory(tmp_path, "n"), CacheLoop(ServerSettings(tmp_path / "run"))
+    control = Control(tiers, facts, keep=memory.keep)
+    board = StatusBoard(
+        control, loop, supervisor, memory, tmp_path / "status.json", save_seconds=0.1
+    )
+
+    def until(condition: Callable[[], object]) -> None:
+        end = time.monotonic() + 20.0
+        while not condition():
+            assert supervisor.causes() == [], "a slow disk is no reason to end the agent"
+            assert time.monotonic() < end
+            time.sleep(0.02)
+
+    try:
+        supervisor.start("state", board.run)
+        before = time.monotonic()
+        for seconds in (7, 8):
+            control.say(wanted(replacement={"coolDownSeconds": seconds}), None, 3)
+            control.turn(before)
+        assert time.monotonic() - before < 0.5, "the control waits for no disk"
+        until(lambda: "cannot be written (the disk does not answer)" in memory.problem)
+        started = time.monotonic()
+        assert not memory.save({}, None, 5.0)
+        assert time.monotonic() - started < 4.0, "nobody waits again for what hangs"
+        until(lambda: time.monotonic() - started > 1.5)
+        thaw.set()
+        until(lambda: not memory.problem and (tmp_path / "revision.json").exists())
+        recalled = Memory(tmp_path, "n").recall()[0]
+        assert recalled is not None
+        assert recalled.revision == control.view.in_force
+    finally:
+        thaw.set()
+        supervisor.stop()
         loop.close()
 
 
