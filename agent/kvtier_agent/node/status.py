@@ -4,7 +4,7 @@ and is used for nothing but the times that people read."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 from kvtier_api.conditions import Condition, ConditionStatus, timestamp, with_condition
 from kvtier_api.node import Counters, NodeStatus, TierStatus
@@ -18,6 +18,8 @@ __all__ = ["make_status", "previous_conditions"]
 
 Verdict = tuple[str, ConditionStatus, Reason, str]
 MAX_FIELDS_NAMED = 6
+OURS: Final = ("Ready", "Clamped", "Stalled")
+"""The conditions that the agent writes."""
 
 
 def make_status(
@@ -30,8 +32,8 @@ def make_status(
     version: str,
     boot_id: str,
 ) -> dict[str, Any]:
-    """The status as a JSON-ready dict. ``before``: the conditions that stand now, for their
-    transition times. ``wall``: seconds since 1970. ``counters``: by the API's Python names;
+    """The status as a JSON-ready dict. ``before``: `previous_conditions`, for their transition
+    times. ``wall``: seconds since 1970. ``counters``: by the API's Python names;
     names that the API does not know are left out."""
     conditions = tuple(before)
     for type_, status, reason, message in (_ready(view), _clamped(view), _stalled(view)):
@@ -53,9 +55,17 @@ def make_status(
 
 
 def previous_conditions(status: Mapping[str, Any]) -> tuple[Condition, ...]:
-    """The conditions of an object's present status; none where they cannot be read."""
+    """The agent's conditions of an object's present status; none where they cannot be read. Others
+    keep theirs there too: one that was applied with ours would be ours as well, and stay as it was.
+    """
+    found = status.get("conditions")
+    ours = [
+        condition
+        for condition in (found if isinstance(found, list) else ())
+        if isinstance(condition, Mapping) and condition.get("type") in OURS
+    ]
     try:
-        return parse(NodeStatus, {"conditions": status.get("conditions") or []}).conditions
+        return parse(NodeStatus, {"conditions": ours}).conditions
     except InvalidObject:
         return ()
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import pytest
 from kvtier_agent.node import lifecycle
 from kvtier_agent.node.budgets import plan
 from kvtier_agent.node.desired import Absent, Problem, Wanted
@@ -138,7 +139,25 @@ def test_transition_times_move_only_with_the_status(wanted: Make, facts: Make) -
 
 def test_conditions_that_cannot_be_read_are_made_anew() -> None:
     assert previous_conditions({"conditions": [{"type": 7}]}) == ()
-    assert previous_conditions({}) == ()
+    assert previous_conditions({}) == previous_conditions({"conditions": 7}) == ()
+
+
+@pytest.mark.parametrize(
+    "theirs",
+    [
+        {"type": "example.com/Audited", "status": "True", "reason": "Seen", "message": "m",
+         "lastTransitionTime": "2001-01-01T00:00:00Z"},
+        {"type": "example.com/Audited", "status": "of a newer API"},
+    ],
+    ids=["readable", "unreadable"],
+)  # fmt: skip
+def test_conditions_of_other_controllers_stay_theirs(
+    wanted: Make, facts: Make, theirs: dict[str, str]
+) -> None:
+    first = status(serving(wanted(), facts()), wall=1e9)
+    stands = {**first, "conditions": [theirs, *first["conditions"]]}
+    again = status(serving(wanted(), facts()), wall=2e9, before=previous_conditions(stands))
+    assert again["conditions"] == first["conditions"], "not applied with ours, and ours kept"
 
 
 def test_a_second_agent_is_said(wanted: Make, facts: Make) -> None:
