@@ -13,8 +13,10 @@ from __future__ import annotations
 import heapq
 from collections import deque
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from kvtier_agent.cache.record import Rows
 from kvtier_agent.cache.results import MISS, U8, U64, Ticket
@@ -22,10 +24,14 @@ from kvtier_agent.cache.results import MISS, U8, U64, Ticket
 
 @dataclass(slots=True, eq=False)
 class Lease:
-    """Mutable inside the cache; the answer is `ticket()`. `held[i]`: page i is pinned by it."""
+    """Mutable inside the cache; the answer is `ticket()`. `held[i]`: page i is pinned by it.
+
+    Of `asked` keys the first `len(rows)` were found; the columns have their length: a client may
+    ask for ever so many that are not there."""
 
     id: int
     client: int
+    asked: int
     rows: Rows
     tier: U8
     arena: U8
@@ -36,18 +42,23 @@ class Lease:
     deadline: float = 0.0
 
     def ticket(self) -> Ticket:
-        """The answer as it stands."""
-        if self.waiting:
-            return Ticket(
-                self.id, self.client, False, self.tier, self.arena, self.offset, self.checksum
-            )
-        arena = self.arena.copy()
-        arena[~self.held] = MISS
-        tier = self.tier.copy()
-        tier[~self.held] = MISS
+        """The answer as it stands, of the length that was asked."""
+        arena, tier = self.arena, self.tier
+        if not self.waiting and not self.held.all():
+            arena = np.where(self.held, arena, np.uint8(MISS))
+            tier = np.where(self.held, tier, np.uint8(MISS))
         return Ticket(
-            self.id, self.client, True, tier, arena, self.offset.copy(), self.checksum.copy()
-        )
+            self.id, self.client, not self.waiting, self._padded(tier, MISS),
+            self._padded(arena, MISS), self._padded(self.offset, 0),
+            self._padded(self.checksum, 0),
+        )  # fmt: skip
+
+    def _padded(self, column: NDArray[Any], fill: int) -> NDArray[Any]:
+        if len(column) == self.asked:
+            return column.copy()
+        out = np.full(self.asked, fill, dtype=column.dtype)
+        out[: len(column)] = column
+        return out
 
 
 @dataclass(slots=True)
@@ -71,12 +82,13 @@ class LeaseBook:
         lease = Lease(
             id=self._next,
             client=client,
-            rows=rows,
-            tier=np.full(count, MISS, dtype=np.uint8),
-            arena=np.full(count, MISS, dtype=np.uint8),
-            offset=np.zeros(count, dtype=np.uint64),
-            checksum=np.zeros(count, dtype=np.uint64),
-            held=np.zeros(count, dtype=bool),
+            asked=count,
+            rows=rows.copy(),  # not a part of the answer for all that were asked
+            tier=np.full(len(rows), MISS, dtype=np.uint8),
+            arena=np.full(len(rows), MISS, dtype=np.uint8),
+            offset=np.zeros(len(rows), dtype=np.uint64),
+            checksum=np.zeros(len(rows), dtype=np.uint64),
+            held=np.zeros(len(rows), dtype=bool),
             deadline=min(deadline, now + self.lease_seconds),
         )
         self._next += 1

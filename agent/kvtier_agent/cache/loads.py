@@ -71,9 +71,9 @@ class Loads:
         lease = self.book.open(now, client, rows, len(keys), deadline)
         table.hits[rows] += np.uint32(1)
         table.last_access[rows] = now
-        lease.held[:found] = True
-        lease.tier[:found] = TIER_OF_STATE[state]
-        lease.checksum[:found] = table.checksum[rows]
+        lease.held[:] = True
+        lease.tier[:] = TIER_OF_STATE[state]
+        lease.checksum[:] = table.checksum[rows]
         self._point(lease, np.arange(found), rows, state)
         for index in np.flatnonzero(
             (state == int(State.IN2)) | (state == int(State.UP21))
@@ -118,7 +118,7 @@ class Loads:
         return True
 
     def give_back(self, now: float, lease: Lease) -> None:
-        idle = self.unpin(lease.rows[lease.held[: len(lease.rows)]])
+        idle = self.unpin(lease.rows[lease.held])
         if idle.size:
             self.traffic.promote(now, idle)
 
@@ -179,12 +179,11 @@ class Loads:
         """Tickets whose deadline has passed: what has not landed is a miss."""
         tickets = []
         for lease in self.book.late(now):
-            count = len(lease.rows)
             waiting = lease.held & (lease.arena == MISS)
             lease.held[waiting] = False
             lease.waiting = 0
             self.shelves.counters.late_pages += int(waiting.sum())
-            self.unpin(lease.rows[waiting[:count]])
+            self.unpin(lease.rows[waiting])
             tickets.append(self._answer(lease))
         return tickets
 

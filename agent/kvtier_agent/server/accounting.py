@@ -73,7 +73,10 @@ class _Question:
 
 @dataclass(eq=False, slots=True)
 class _Lease:
+    """`tiers`: of the first of its `pages`, as far as the last hit."""
+
     question: _Question
+    pages: int
     tiers: NDArray[np.uint8]
     start: int
     since: float
@@ -148,7 +151,10 @@ class Accounts:
         question = self._numbered.get(number) if number else self._current.get(owner)
         if question is None or question.settled or question.loaded + n > question.pages:
             question = _Question(n, page_tokens, page_tokens, n, 0, now, owner, 0)
-        self._leases[lease] = _Lease(question, tiers, question.loaded, now, owner)
+        if n and tiers[-1] == MISS:  # what is kept is no longer than what was found
+            there = np.flatnonzero(tiers != MISS)
+            tiers = tiers[: there[-1] + 1 if there.size else 0].copy()
+        self._leases[lease] = _Lease(question, n, tiers, question.loaded, now, owner)
         question.loaded += n
         question.open_leases += 1
 
@@ -170,7 +176,7 @@ class Accounts:
             first = 0
         if not question.broken:
             self._count(question, held, first)
-        question.broken = question.broken or first < len(gaps)
+        question.broken = question.broken or first < held.pages
         question.open_leases -= 1
         if not question.open_leases and (
             question.broken or question.loaded >= question.advised or question.settled

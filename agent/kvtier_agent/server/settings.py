@@ -30,8 +30,9 @@ class ServerSettings:
     """Pages one call may name, 1 to 2^20; a client asks for the first so many of a longer chain."""
     max_clients: int = 256
     """Clients per trust domain, 1 to 10,000."""
-    high_water_mark: int = 1000
-    """Answers queued per client, 1 to 100,000."""
+    high_water_mark: int = 64
+    """Answers queued per client, 1 to 100,000; more are dropped. Twice what waits of its questions:
+    who takes no answers has no use for more, of up to 1.2 MiB each."""
     most_waiting: int = 32
     """Messages of one client that wait in the agent, 1 to 100,000; more wait with the client, in
     its own memory. Clients ask one question at a time: many are a flood, of up to 4 MiB each."""
