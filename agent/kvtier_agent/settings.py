@@ -283,7 +283,8 @@ class AgentSettings(BaseSettings):
     )
     nvme_in_flight: Bytes = _knob(
         64 << 20,
-        "Bytes that a drive of the NVMe tier has under way at most, where there is io_uring",
+        "Bytes that a drive of the NVMe tier has under way at most, where there is io_uring; trust "
+        "domains share them",
         unit="quantity",
         group=_LIMITS,
         ge=1 << 20,
@@ -292,7 +293,7 @@ class AgentSettings(BaseSettings):
     compaction_rate: Bytes = _knob(
         128 << 20,
         "Bytes per second that compaction of NVMe may write; they count as writes like any other, "
-        "0 drops pages instead of moving them",
+        "0 drops pages instead of moving them; trust domains share it",
         unit="quantity per second",
         group=_LIMITS,
         ge=0,

@@ -26,7 +26,7 @@ import signal
 import threading
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import structlog
 
@@ -60,6 +60,9 @@ if TYPE_CHECKING:
     from kvtier_agent.node.cluster import Cluster
 
 __all__ = ["Agent", "StartError", "run"]
+
+LEAST_IN_FLIGHT: Final = 1 << 20
+"""Less keeps no drive at work."""
 
 log = structlog.get_logger(__name__)
 
@@ -229,7 +232,7 @@ class Agent:
                     keep_memory=settings.memory_on_stop == "keep",
                     cache=self._cache_settings(),
                     journal=JournalSettings(log_percent=settings.journal_log_percent),
-                    nvme_in_flight_bytes=settings.nvme_in_flight,
+                    nvme_in_flight_bytes=self._share(settings.nvme_in_flight, LEAST_IN_FLIGHT),
                 ),
                 wake=loop.wake,
                 start=self.supervisor.start,
@@ -267,10 +270,16 @@ class Agent:
             max_pins_per_client=settings.max_pins,
             recompute_tokens_per_second=settings.recompute_tokens_per_second,
             write_queue_bytes=settings.write_queue,
-            compaction_bytes_per_second=settings.compaction_rate,
+            compaction_bytes_per_second=self._share(
+                settings.compaction_rate, min(1, settings.compaction_rate)
+            ),
             compaction_hot_percent=settings.compaction_hot_percent,
             max_pages=settings.max_pages,
         )
+
+    def _share(self, whole: int, least: int) -> int:
+        """One trust domain's part of what a drive may be given; in any case ``least``."""
+        return max(least, whole // len(self.settings.domain))
 
     def _server_settings(self) -> ServerSettings:
         return ServerSettings(

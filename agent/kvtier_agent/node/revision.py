@@ -1,7 +1,10 @@
-"""A revision's sections as the cache wants them: `Behaviour`, and each trust domain's `Budgets`."""
+"""A revision's sections as the cache wants them: `Behaviour` and `Budgets` of each trust domain.
+
+A revision speaks of the node; what it gives in bytes the domains share evenly, rounded down."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Final
 
 from kvtier_api.policy import RevisionSpec
@@ -9,7 +12,7 @@ from kvtier_api.policy import RevisionSpec
 from kvtier_agent.cache.settings import Behaviour, Budgets, FrozenPrefix, TenantQuota
 from kvtier_agent.node.budgets import NodeBudgets
 
-__all__ = ["NOTHING", "behaviour_of", "share_of"]
+__all__ = ["NOTHING", "behaviour_of", "part_of", "share_of"]
 
 NO_OBJECTIVE_SECONDS: Final = 3600.0
 """Stands for "no objective": no load takes an hour, so only "faster than recompute" decides."""
@@ -19,7 +22,7 @@ NOTHING: Final = NodeBudgets(hbm_base=0, l0=0, l1=0)
 
 
 def behaviour_of(spec: RevisionSpec, *, admitting: bool = True) -> Behaviour:
-    """``admitting`` False: serve what is held and take nothing in."""
+    """The node's. ``admitting`` False: serve what is held and take nothing in."""
     floor = spec.value_density.threshold_microseconds_per_mib
     objective = spec.slo.ttft_p99_milliseconds
     return Behaviour(
@@ -43,8 +46,14 @@ def behaviour_of(spec: RevisionSpec, *, admitting: bool = True) -> Behaviour:
     )
 
 
+def part_of(behaviour: Behaviour, domains: int) -> Behaviour:
+    """What one trust domain obeys of it: its part of what may stay frozen on the node."""
+    frozen = (replace(f, max_bytes=f.max_bytes // domains) for f in behaviour.frozen)
+    return replace(behaviour, frozen=tuple(frozen))
+
+
 def share_of(budgets: NodeBudgets, domains: int) -> Budgets:
-    """One trust domain's part: the node's bytes divided evenly, rounded down."""
+    """One trust domain's part of the node's bytes."""
     return Budgets(
         l0_bytes=budgets.l0 // domains,
         l1_bytes=budgets.l1 // domains,

@@ -1,8 +1,8 @@
 """All trust domains' caches as one set of tiers, worked from outside the cache thread.
 
-Budgets are divided evenly between domains. What has to happen on the cache thread is posted there
-and waited for; a cache thread that does not answer in time is an error of the caller's loop, which
-its supervisor reports.
+What a revision gives in bytes is divided evenly between domains. What has to happen on the cache
+thread is posted there and waited for; a cache thread that does not answer in time is an error of
+the caller's loop, which its supervisor reports.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from kvtier_api.node import TierStatus
 from kvtier_agent.cache.settings import Behaviour, Budgets
 from kvtier_agent.node.budgets import NodeBudgets, NotApplicableError
 from kvtier_agent.node.refusals import reason_of
-from kvtier_agent.node.revision import share_of
+from kvtier_agent.node.revision import part_of, share_of
 from kvtier_agent.server.loop import CacheLoop
 from kvtier_agent.server.snapshot import ServerSnapshot
 from kvtier_agent.storage.core import Core, CoreError
@@ -44,22 +44,22 @@ class Rooms:
     def prepare(
         self, behaviour: Behaviour, budgets: NodeBudgets, progress: Callable[[], None]
     ) -> None:
-        share = share_of(budgets, len(self._cores))
+        share, part = self._divided(behaviour, budgets)
         for name, core in self._cores.items():
             try:
-                core.prepare(behaviour, share, progress)
+                core.prepare(part, share, progress)
             except CoreError as e:
                 where = f"domain {name}: " if len(self._cores) > 1 else ""
                 raise NotApplicableError(reason_of(e), f"{where}{e}") from e
 
     def reconfigure(self, behaviour: Behaviour, budgets: NodeBudgets) -> None:
-        share = share_of(budgets, len(self._cores))
+        share, part = self._divided(behaviour, budgets)
 
         def on_cache_thread() -> None:
             now, done = self._clock(), list[Core]()
             try:
                 for core in self._cores.values():
-                    core.reconfigure(now, behaviour, share)
+                    core.reconfigure(now, part, share)
                     done.append(core)
             except CoreError:
                 # All or none: memory that one domain could not have is no reason for two revisions.
@@ -67,12 +67,16 @@ class Rooms:
                     for core in done:
                         core.reconfigure(now, *self._in_force)
                 raise
-            self._in_force = (behaviour, share)
+            self._in_force = (part, share)
 
         try:
             self._loop.post(on_cache_thread).result(ANSWER_SECONDS)
         except CoreError as e:
             raise NotApplicableError(reason_of(e), str(e)) from e
+
+    def _divided(self, behaviour: Behaviour, budgets: NodeBudgets) -> tuple[Budgets, Behaviour]:
+        domains = len(self._cores)
+        return share_of(budgets, domains), part_of(behaviour, domains)
 
     def drop(self) -> None:
         def on_cache_thread() -> None:
