@@ -125,6 +125,7 @@ class Core:
                 if budgets.l2_bytes:
                     shape = self.cache.geometry if self.cache.shaped else None
                     self.nvme.find(opened, behaviour, shape, progress)
+                    self.nvme.empty(opened, budgets, shape, progress)
             except (VolumeError, ArenaError, CoreError, OSError) as error:
                 for volume in opened.values():
                     volume.close()

@@ -1,7 +1,7 @@
 """The NVMe tier of one trust domain: its volumes, the L2 on them, and what was found there.
 
-`open`, `find` and `keep` belong to `Core.prepare` (any thread, one at a time); the rest to the
-cache thread.
+`open`, `find`, `empty` and `keep` belong to `Core.prepare` (any thread, one at a time); the rest to
+the cache thread.
 """
 
 from __future__ import annotations
@@ -53,6 +53,8 @@ class NvmeTier:
         self._patient = None if settings.synchronous else PatientIO(io)
         self.io = CountedIO(self._patient or io, self.errors, slow_seconds=settings.slow_io_seconds)
         self._swept: set[str] = set()
+        self._emptied: dict[str, tuple[Volume, int]] = {}
+        """Volumes that may join without more ado, and the start of the tier (`manifest`)."""
         self._found = recovery.NOTHING
         self._checkpoints = Checkpointer(lambda: self.l2.journals.all() if self.l2 else [])
         if not settings.synchronous:
@@ -148,6 +150,43 @@ class NvmeTier:
                 opened.pop(name, None)
                 self.volumes.pop(name, None)
 
+    def empty(
+        self,
+        opened: dict[str, Volume],
+        budgets: Budgets,
+        geometry: Geometry | None,
+        progress: Progress = unseen,
+    ) -> None:
+        """Clear the volumes that are to join the tier in use, for as long as their drives take: the
+        cache thread waits for none of it, and one that cannot be cleared is found out before
+        another one has left for it. Before the first client (`geometry` None) the pages of its
+        model may yet be wanted. Raises VolumeError."""
+        if self.l2 is None or geometry != self.l2.geometry:
+            return
+        held = {volume.name for volume in self.l2.volumes}
+        for name in sorted(set(budgets.volumes) - held):
+            volume = opened.get(name) or self.volumes.get(name)
+            if volume is not None and not self._empty(volume, self.l2, progress):
+                opened.pop(name, None)
+                self.volumes.pop(name, None)
+
+    def _empty(self, volume: Volume, l2: L2, progress: Progress = unseen) -> bool:
+        """Clear a volume for this L2, once. False: it takes no writes, is left out, and closed.
+        Raises VolumeError for whatever else is wrong with it."""
+        mark = volume, l2.journals.start
+        if self._emptied.get(volume.name) == mark:
+            return True
+        try:
+            recovery.clear(volume, l2, self.unreadable.given_up(), progress)
+        except VolumeError as error:
+            self.unreadable.note(error)
+            self.left_out.add(volume.name, error)
+            volume.close()
+            return False
+        self.unreadable.forget(volume.name)
+        self._emptied[volume.name] = mark
+        return True
+
     def keep(self, opened: dict[str, Volume], budgets: Budgets) -> None:
         """These volumes are ours now. Others that an earlier process left pages on are emptied:
         those would count against no cap, and a volume that joins later is emptied anyway."""
@@ -176,27 +215,26 @@ class NvmeTier:
         if named & set(self.volumes):
             self._open_l2(geometry, behaviour, budgets)
         if self.l2 is not None:
-            self._join_or_leave(named & set(self.volumes), geometry, lose)
+            self._join_or_leave(named & set(self.volumes), lose)
         for name in set(self.volumes) - set(budgets.volumes):
             self.volumes.pop(name).close()
 
-    def _join_or_leave(
-        self, wanted: set[str], geometry: Geometry, lose: Callable[[set[int]], None]
-    ) -> None:
+    def _join_or_leave(self, wanted: set[str], lose: Callable[[set[int]], None]) -> None:
+        """Nobody leaves before it is certain that the others can join. Raises VolumeError."""
         assert self.l2 is not None
         held = {volume.name for volume in self.l2.volumes}
+        joining = []
+        for name in sorted(wanted - held):
+            if self._empty(self.volumes[name], self.l2):
+                joining.append(self.volumes[name])
+            else:
+                del self.volumes[name]
         lost = self.l2.withdraw(held - wanted)
         if lost:
             lose(lost)
-        for name in sorted(wanted - held):
-            volume = self.volumes[name]
-            try:
-                recovery.clear(volume, self.l2)
-            except VolumeError as error:
-                self.left_out.add(name, error)
-                self.volumes.pop(name).close()
-            else:
-                self.l2.add(volume)
+        for volume in joining:
+            self._emptied.pop(volume.name, None)
+            self.l2.add(volume)
 
     def _new_l2(self, volumes: list[Volume], geometry: Geometry) -> L2:
         return L2(volumes, geometry, io=self.io, journal=self._settings.journal)

@@ -31,6 +31,8 @@ import structlog
 from numpy.typing import NDArray
 
 from kvtier_agent.cache.adoption import lasts
+from kvtier_agent.cache.arena import Progress
+from kvtier_agent.cache.arena import unseen as nobody
 from kvtier_agent.cache.geometry import Geometry
 from kvtier_agent.cache.record import as_u64_pairs
 from kvtier_agent.cache.words import take_records
@@ -178,9 +180,12 @@ def _recover(l2: L2, live: Live, given_up: Collection[str], clock: Callable[[], 
     )
 
 
-def clear(volume: Volume, l2: L2) -> None:
-    """Empty a folder, and mark it as one of `l2`, which it is to join. Raises VolumeError."""
-    geometry_of(volume)
+def clear(
+    volume: Volume, l2: L2, given_up: Collection[str] = (), progress: Progress = nobody
+) -> None:
+    """Empty a folder, and mark it as one of `l2`, which it is to join. `given_up`: see `recover`.
+    As long as the drive takes, with `progress` called for each file. Raises VolumeError."""
+    geometry_of(volume, given_up)
     try:
         names = volume.io.names(volume.folder)
     except OSError as error:
@@ -188,6 +193,7 @@ def clear(volume: Volume, l2: L2) -> None:
     for name in names:
         if name != LOCK_NAME:
             _remove(volume, name)
+            progress()
     _make_last(volume, needed=True)
     others = [other.name for other in l2.volumes]
     manifest.write(volume, l2.geometry, l2.journals.start, {*others, volume.name})
