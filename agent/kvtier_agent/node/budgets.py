@@ -7,10 +7,11 @@ The rules (all sizes in bytes):
    registered; before the first one registers, the percent of device memory stands for it. L0 is
    the base in shape ``owned`` and nothing of ours in shape ``engine``.
 2. *L1.* The revision's size, or its ratio times the HBM base; at most what is there: the memory
-   limit less the headroom, and what the shared-memory filesystem has left. Its pages count against
-   the Pod. Where no Pod's limit holds, a tier *grows* only into what the machine has available now
-   less the headroom; it does not shrink because others took memory since (page cache moves all the
-   time, and a page of ours that is dropped would be recomputed).
+   limit less the headroom, and what the shared-memory filesystem has left; of what came after the
+   process started nothing, for its arenas cannot grow into that. Its pages count against the Pod.
+   Where no Pod's limit holds, a tier *grows* only into what the machine has available now less the
+   headroom; it does not shrink because others took memory since (page cache moves all the time,
+   and a page of ours that is dropped would be recomputed).
 3. *L0 on a CPU* is shared memory like L1 and lives off the same room: it is given at most half of
    the room, and L1 the rest.
 4. *NVMe.* The revision's size over all its volumes; at most what those filesystems have left above
@@ -237,6 +238,9 @@ def _room(facts: Facts, given: int) -> tuple[int, str, Reason]:
                     f"this machine has {human(now)} available, with what the tiers hold, less "
                     f"{human(facts.memory.headroom)} for the process"
                 )
+    if facts.arenas_most is not None and facts.arenas_most < room:
+        room, why = facts.arenas_most, Reason.SharedMemory
+        what = f"there was room for {human(room)} when the agent started; restart it to use more"
     return room, what, why
 
 

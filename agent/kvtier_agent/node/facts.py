@@ -100,6 +100,8 @@ class Facts:
     shm_available: int
     """Free bytes of the shared-memory filesystem plus what our own arenas hold there now, less what
     the page tables may still take."""
+    arenas_most: int | None = None
+    """Bytes that an arena of this process can have at most; None where there is no such bound."""
     arenas_held: int = 0
     """Bytes of memory behind our arenas now, also of what an earlier process left in them."""
     engine_pool: int = 0

@@ -107,6 +107,7 @@ class Agent:
         self._cores: dict[str, Core] = {}
         self._file: PolicyFile | None = None
         self._device = Device("cpu", 0, 0)
+        self._arenas_most: int | None = None
         self._memory: Memory | None = None
         self._engine_pool = EnginePool(0, time.monotonic())
 
@@ -214,6 +215,7 @@ class Agent:
         ceiling = facts.size_of(places.arenas)
         if limit is not None:
             ceiling = min(ceiling, limit.size)
+        self._arenas_most = ceiling
         scrubs: dict[str, Scrub] = {}
         for domain in settings.domain:
             core = Core(
@@ -316,6 +318,7 @@ class Agent:
             page_tokens=tuple(sorted({g.page_tokens for g in geometries if g is not None})),
             device=self._device,
             memory=facts.memory_limit(settings.memory_headroom),
+            arenas_most=self._arenas_most,
             arenas_held=held_bytes(self._places.arenas, (".l0", ".l1")),
             shm_available=self._room_for_arenas(self._places.arenas),
             volumes=volumes,

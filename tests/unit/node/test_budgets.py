@@ -102,6 +102,20 @@ def test_shared_memory_clamps(revision: Make, facts: Make) -> None:
     assert "shared memory has 10Gi left" in str(budgets.clamps[0])
 
 
+def test_room_that_came_after_the_start_is_for_the_next_process(
+    revision: Make, facts: Make
+) -> None:
+    """The arenas of this one cannot grow into it."""
+    budgets = plan(revision(), facts(arenas_most=40 * GI))
+    assert budgets.l1 == 40 * GI
+    assert budgets.clamps[0].reason is Reason.SharedMemory
+    assert "restart it to use more" in str(budgets.clamps[0])
+    on_cpu = plan(revision(), facts(arenas_most=40 * GI, device=Device("cpu", 0, 400 * GI)))
+    assert on_cpu.l0 + on_cpu.l1 == 40 * GI
+    first = plan(revision(), facts(arenas_most=40 * GI, shm_available=30 * GI))
+    assert "shared memory has 30Gi left" in str(first.clamps[0]), "the nearer bound is the one said"
+
+
 def test_l0_without_a_device_shares_the_room_with_l1(revision: Make, facts: Make) -> None:
     spec = revision(tiers={"hbm": {"size": "8Gi"}, "dram": {"size": "8Gi"}})
     roomy = plan(spec, facts(device=Device("cpu", 0, 2 * GI)))
