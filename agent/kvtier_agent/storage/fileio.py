@@ -25,6 +25,14 @@ def allow_many_files() -> None:
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
+class NoAnswerError(OSError):
+    """A call was given up (`waited`), or not made because another one was."""
+
+    def __init__(self, *, waited: bool) -> None:
+        super().__init__(errno.ETIMEDOUT, "the drive does not answer")
+        self.waited = waited
+
+
 class FileIO:
     """Thin; every method raises OSError as the kernel says it."""
 

@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from kvtier_agent.storage.fileio import FileIO
+from kvtier_agent.storage.fileio import FileIO, NoAnswerError
 
 T = TypeVar("T")
 
@@ -32,7 +32,8 @@ NAMED = ("EIO", "ENOSPC", "EROFS", "EDQUOT", "ENOENT", "EINVAL", "EMFILE", "ENOM
 
 class IOErrors:
     """(operation, fault) -> how often. Thread-safe. Faults: an error's name of `NAMED`, `other`,
-    `short` (fewer bytes than asked for), `checksum` (pages), `slow` (a call, failed or not)."""
+    `short` (fewer bytes than asked for), `checksum` (pages), `slow` (a call, failed or not, or
+    given up)."""
 
     def __init__(self) -> None:
         self._counts: Counter[tuple[str, str]] = Counter()
@@ -77,14 +78,17 @@ class CountedIO(FileIO):
         return self.io.ring(arena, headers, **settings)
 
     def _call(self, operation: str, call: Callable[..., T], *arguments: Any) -> T:
-        begin = self._clock()
+        begin, given_up = self._clock(), False
         try:
             return call(*arguments)
+        except NoAnswerError as error:  # a call that was not made is no fault of its own
+            given_up = error.waited
+            raise
         except OSError as error:
             self.errors.add(operation, name_of(error))
             raise
         finally:
-            if self._clock() - begin > self._slow_seconds:
+            if given_up or self._clock() - begin > self._slow_seconds:
                 self.errors.add(operation, "slow")
 
     def open(self, path: Path, *, create: bool, direct: bool) -> tuple[int, bool]:
@@ -123,8 +127,8 @@ class CountedIO(FileIO):
     def unlink(self, path: Path) -> None:
         try:
             self.io.unlink(path)
-        except FileNotFoundError:
-            raise  # it is gone, as was wanted
+        except (FileNotFoundError, NoAnswerError):
+            raise  # it is gone, as was wanted; or it will be
         except OSError as error:
             self.errors.add("unlink", name_of(error))
             raise

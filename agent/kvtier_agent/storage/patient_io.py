@@ -11,7 +11,6 @@ nothing may arrive in memory that is somebody else's by then.
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import queue
 import threading
@@ -19,7 +18,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from kvtier_agent.storage.fileio import FileIO
+from kvtier_agent.storage.fileio import FileIO, NoAnswerError
 
 PATIENCE_SECONDS = 10.0
 """More than a busy drive takes for a flush, less than health allows a thread."""
@@ -82,7 +81,7 @@ class _FileSystem:
                     call.given_up = True
                     self._given_up += 1
                     self._stuck.calls.put(call)
-                raise _no_answer()
+                raise NoAnswerError(waited=False)
             lane = self._idle.pop() if self._idle and not self._over else _Lane(self)
             lane.calls.put(call)
         if not call.over.wait(seconds):
@@ -91,7 +90,7 @@ class _FileSystem:
                     call.given_up = True
                     self._given_up += 1
                     self._stuck = lane
-                    raise _no_answer()
+                    raise NoAnswerError(waited=True)
         if call.error is not None:
             raise call.error
         return call.answer
@@ -106,10 +105,6 @@ class _FileSystem:
             elif lane.calls.empty() and lane not in self._idle:
                 self._idle.append(lane)
             return not call.given_up
-
-
-def _no_answer() -> OSError:
-    return OSError(errno.ETIMEDOUT, "the drive does not answer")
 
 
 class PatientIO(FileIO):

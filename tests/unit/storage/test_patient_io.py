@@ -6,6 +6,7 @@ import threading
 
 import pytest
 from kvtier_agent.storage.fileio import FileIO
+from kvtier_agent.storage.io_errors import CountedIO, IOErrors
 from kvtier_agent.storage.patient_io import PatientIO
 
 
@@ -60,6 +61,25 @@ def test_what_hangs_is_given_up_and_the_rest_is_refused_at_once(tmp_path):
     assert os.pread(fd, 1, 0) == b"y"
     io.close(fd)
     io.end()
+
+
+def test_a_call_that_hangs_is_one_fault_and_those_that_are_not_made_are_none(tmp_path):
+    inner, errors = HangingIO(), IOErrors()
+    patient = PatientIO(inner, seconds=0.05)
+    io = CountedIO(patient, errors, slow_seconds=60)
+    fd, _ = io.open(tmp_path / "a", create=True, direct=False)
+    for call in (
+        lambda: io.allocate(fd, 0, 4096),
+        lambda: io.write(fd, [b"x"], 0),
+        lambda: io.flush(fd),
+        lambda: io.unlink(tmp_path / "a"),
+    ):
+        with pytest.raises(OSError, match="does not answer"):
+            call()
+    assert errors.counts() == {("allocate", "slow"): 1}
+    inner.answers.set()
+    io.close(fd)
+    patient.end()
 
 
 def test_errors_are_those_of_the_call(tmp_path):
