@@ -52,6 +52,8 @@ class NvmeTier:
         self.errors = IOErrors()
         self._patient = None if settings.synchronous else PatientIO(io)
         self.io = CountedIO(self._patient or io, self.errors, slow_seconds=settings.slow_io_seconds)
+        if self._patient is not None:
+            self._patient.failed_late = self.io.failed_late
         self._swept: set[str] = set()
         self._emptied: dict[str, tuple[Volume, int]] = {}
         """Volumes that may join without more ado, and the start of the tier (`manifest`)."""

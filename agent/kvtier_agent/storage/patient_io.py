@@ -24,12 +24,17 @@ PATIENCE_SECONDS = 10.0
 """More than a busy drive takes for a flush, less than health allows a thread."""
 
 
-class _Call:
-    """`late`: done with its answer when nobody waits for it any more; `lasting`: it is made even
-    then."""
+Late = Callable[[str, OSError], None]
 
-    def __init__(self, call: Callable[[], Any], late: Callable[[Any], None], lasting: bool) -> None:
-        self.call, self.late, self.lasting = call, late, lasting
+
+class _Call:
+    """`late`: done with its answer when nobody waits for it any more; `removes`: this path, and so
+    it is made even then."""
+
+    def __init__(
+        self, name: str, call: Callable[[], Any], late: Callable[[Any], None], removes: Path | None
+    ) -> None:
+        self.name, self.call, self.late, self.removes = name, call, late, removes
         self.answer: Any = None
         self.error: BaseException | None = None
         self.over = threading.Event()
@@ -47,24 +52,31 @@ class _Lane:
     def _run(self) -> None:
         while (call := self.calls.get()) is not None:
             try:
-                if not call.given_up or call.lasting:
+                if not call.given_up or call.removes is not None:
                     call.answer = call.call()
             except BaseException as error:  # it is the caller's, whatever it is
                 call.error = error
-            if not self._home.ended(self, call) and call.answer is not None:
+            if self._home.ended(self, call):
+                continue
+            if call.answer is not None:
                 with contextlib.suppress(OSError):
                     call.late(call.answer)
+            if isinstance(call.error, OSError):
+                self._home.failed_late(call.name, call.error)
 
 
 class _FileSystem:
     """Thread-safe. Calls are queued, given up and ended holding `_lock`."""
 
-    def __init__(self) -> None:
+    def __init__(self, failed_late: Late) -> None:
+        self.failed_late = failed_late
         self._lock = threading.Lock()
         self._idle: list[_Lane] = []
         self._given_up = 0
         """Calls that nobody waits for, and that have not ended."""
         self._stuck: _Lane | None = None
+        self._removals: set[Path] = set()
+        """That wait for it: one each, however often they are asked for."""
         self._over = False
 
     def end(self) -> None:
@@ -77,7 +89,8 @@ class _FileSystem:
     def do(self, call: _Call, seconds: float) -> Any:
         with self._lock:
             if self._given_up and self._stuck is not None:
-                if call.lasting:
+                if call.removes is not None and call.removes not in self._removals:
+                    self._removals.add(call.removes)
                     call.given_up = True
                     self._given_up += 1
                     self._stuck.calls.put(call)
@@ -100,6 +113,8 @@ class _FileSystem:
         with self._lock:
             call.over.set()
             self._given_up -= call.given_up
+            if call.removes is not None:
+                self._removals.discard(call.removes)
             if self._over and lane.calls.empty():
                 lane.calls.put(None)
             elif lane.calls.empty() and lane not in self._idle:
@@ -112,6 +127,9 @@ class PatientIO(FileIO):
 
     def __init__(self, io: FileIO, *, seconds: float = PATIENCE_SECONDS) -> None:
         self.io = io
+        self.failed_late: Late = lambda name, error: None
+        """Called, on a thread of its own, when a call that was given up ends in an error: with the
+        name of the method."""
         self._seconds = seconds
         self._systems: dict[int, _FileSystem] = {}
         self._making = threading.Lock()
@@ -126,25 +144,29 @@ class PatientIO(FileIO):
     def _do(
         self,
         device: int,
+        name: str,
         call: Callable[[], Any],
         late: Callable[[Any], None] = lambda _: None,
         *,
-        lasting: bool = False,
+        removes: Path | None = None,
     ) -> Any:
         with self._making:
             system = self._systems.get(device)
             if system is None:
-                system = self._systems[device] = _FileSystem()
-        return system.do(_Call(call, late, lasting), self._seconds)
+                system = self._systems[device] = _FileSystem(
+                    lambda name, error: self.failed_late(name, error)
+                )
+        return system.do(_Call(name, call, late, removes), self._seconds)
 
     def _with(self, fd: int, call: Callable[..., Any], *arguments: Any) -> Any:
-        return self._do(os.fstat(fd).st_dev, lambda: call(fd, *arguments))
+        return self._do(os.fstat(fd).st_dev, call.__name__, lambda: call(fd, *arguments))
 
     def open(self, path: Path, *, create: bool, direct: bool) -> tuple[int, bool]:
         if not create:
             return self.io.open(path, create=create, direct=direct)
         opened: tuple[int, bool] = self._do(
             path.parent.stat().st_dev,
+            "open",
             lambda: self.io.open(path, create=True, direct=direct),
             lambda made: self.io.close(made[0]),
         )
@@ -166,7 +188,7 @@ class PatientIO(FileIO):
         self._with(fd, self.io.flush)
 
     def flush_folder(self, folder: Path) -> None:
-        self._do(folder.stat().st_dev, lambda: self.io.flush_folder(folder))
+        self._do(folder.stat().st_dev, "flush", lambda: self.io.flush_folder(folder))
 
     def truncate(self, fd: int, length: int) -> None:
         self._with(fd, self.io.truncate, length)
@@ -178,11 +200,13 @@ class PatientIO(FileIO):
         self.io.close(fd)
 
     def rename(self, source: Path, target: Path) -> None:
-        self._do(source.parent.stat().st_dev, lambda: self.io.rename(source, target))
+        device = source.parent.stat().st_dev
+        self._do(device, "rename", lambda: self.io.rename(source, target))
 
     def unlink(self, path: Path) -> None:
         """Happens even when it is given up, before anything that is asked for later."""
-        self._do(path.parent.stat().st_dev, lambda: self.io.unlink(path), lasting=True)
+        device = path.parent.stat().st_dev
+        self._do(device, "unlink", lambda: self.io.unlink(path), removes=path)
 
     def names(self, folder: Path) -> list[str]:
         return self.io.names(folder)

@@ -3,6 +3,7 @@
 import errno
 import os
 import threading
+import time
 
 import pytest
 from kvtier_agent.storage.fileio import FileIO
@@ -78,6 +79,32 @@ def test_a_call_that_hangs_is_one_fault_and_those_that_are_not_made_are_none(tmp
             call()
     assert errors.counts() == {("allocate", "slow"): 1}
     inner.answers.set()
+    io.close(fd)
+    patient.end()
+
+
+def test_a_removal_is_asked_for_once_and_its_error_counts_though_nobody_waits(tmp_path):
+    class Failing(HangingIO):
+        def unlink(self, path):
+            self.done.append("unlink")
+            raise OSError(errno.EIO, "broken")
+
+    inner, errors = Failing(), IOErrors()
+    patient = PatientIO(inner, seconds=0.05)
+    io = CountedIO(patient, errors, slow_seconds=60)
+    patient.failed_late = io.failed_late
+    fd, _ = io.open(tmp_path / "a", create=True, direct=False)
+    with pytest.raises(OSError, match="does not answer"):
+        io.allocate(fd, 0, 4096)
+    for _ in range(5):
+        with pytest.raises(OSError, match="does not answer"):
+            io.unlink(tmp_path / "a")
+    inner.answers.set()
+    end = time.monotonic() + 10
+    while ("unlink", "EIO") not in errors.counts() and time.monotonic() < end:
+        time.sleep(0.01)
+    assert inner.done == ["allocate", "unlink"]
+    assert errors.counts() == {("allocate", "slow"): 1, ("unlink", "EIO"): 1}
     io.close(fd)
     patient.end()
 
