@@ -5,7 +5,7 @@ a call that names very many pages does not hold up the others. What somebody sti
 moves goes when the last of them is done with it, as every doomed page does (`Shelves.bury`).
 
 Deleting frees room, it erases nothing: the bytes of a page on NVMe lie there until they are written
-over, and a power cut may bring the page back, verified.
+over, and a kill or a power cut soon after may bring the page back, verified.
 """
 
 from __future__ import annotations

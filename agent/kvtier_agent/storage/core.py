@@ -392,6 +392,8 @@ class Core:
     def close(self) -> bool:
         """Stop the mover, release locks. L2 stays as durability says, L1 if `keep_memory` is on and
         it has pages: then True."""
+        self.cache.deletion.collect(self.table.max_pages)
+        self.pump()
         self._mover.close()
         self.nvme.close()
         if isinstance(self._l0, CudaArena):

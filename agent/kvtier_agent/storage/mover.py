@@ -175,15 +175,20 @@ class Mover:
                 return out
 
     def close(self) -> None:
-        """End the threads after the move each is at; what is queued is cancelled."""
+        """End the threads after the move each is at. What is queued is cancelled, but for what says
+        that pages are deleted: they would be found at the next start."""
         with self._ready:
             self._closing = True
             calls: list[Callable[[], None]] = []
+            forget: list[Move] = []
             for queue in self._queues:
                 while queue:
                     job = queue.popleft()
                     if isinstance(job, Move):
                         self._queued[job.kind is MoveKind.READ] -= job.bytes
+                        if job.kind is MoveKind.FORGET:
+                            forget.append(job)
+                            continue
                         self._cancel(job, "closing")
                     else:
                         calls.append(job)
@@ -191,6 +196,8 @@ class Mover:
             self._ready.wait_for(lambda: not self._busy, CLOSE_SECONDS)
         for call in calls:
             call()
+        for move in forget:
+            self._done.append((move, self._copier.execute(move)))
         if self._flights is not None:
             self._flights.close(CLOSE_SECONDS)
         for heart in self._hearts:

@@ -187,3 +187,18 @@ def test_pages_of_dram_that_go_down_at_once_take_no_slot_of_pages_found_on_nvme(
     settle(core)
     check_books(core.cache)
     assert right(core, range(100)) == there
+
+
+def test_deleted_pages_do_not_come_back_after_an_orderly_stop(node: Node) -> None:
+    """Neither those whose room was still to be given back."""
+    core = node.start(l1=40, l2=160)
+    put(core, range(100))
+    there = right(core, range(100))
+    assert len(there) == 100
+    core.cache.delete(1.0, KEYS[:90])
+    node.stop()
+    core = node.agent()
+    core.reconfigure(1.0, *node.revision(l1=40, l2=160))
+    assert core.register(1.0, GEOMETRY).accepted
+    assert right(core, range(100)) == list(range(90, 100))
+    check_books(core.cache)
