@@ -32,6 +32,7 @@ from kvtier_agent.cache.record import NO_SLOT, Flag, Rows, State
 from kvtier_agent.cache.replacement import Stamps, TouchLog
 from kvtier_agent.cache.results import TenantSnapshot
 from kvtier_agent.cache.settings import TenantQuota
+from kvtier_agent.cache.words import has_repeats
 
 Counts = NDArray[np.int64]
 Mask = NDArray[np.bool_]
@@ -42,6 +43,8 @@ UNBOUNDED = 1 << 62
 ROOM_AHEAD = 16
 """One in so many slots of a quota is kept free ahead of need."""
 HOMES = (State.IN0, State.IN1, State.IN2)
+_L2_COPY = np.uint8(1 << 2)
+"""In `tiers` of a page of L1: it has its copy in L2, whose slot counts too."""
 
 
 def tenant_number(name: str) -> int:
@@ -83,7 +86,7 @@ class Quotas:
         """Some page may have a tenant."""
         self.shares: dict[int, _Share] = {}
         self.stirred: set[int] = set()
-        """Listed tenants that used more since they were last looked at."""
+        """Listed tenants that used more since they were last looked at, or still use too much."""
 
     # -- configuration ----------------------------------------------------------------------
 
@@ -138,7 +141,7 @@ class Quotas:
         if owners.size:
             np.add.at(self.use[tier], owners, sign)
             if sign > 0 and self.shares:
-                self.stirred.update(self.shares.keys() & set(np.unique(owners).tolist()))
+                self._stir(owners)
 
     def leaves(self, rows: Rows, tier: int, sign: int = 1) -> None:
         """These pages are on their way down from L0 or L1 (`sign` -1: not any more)."""
@@ -146,6 +149,11 @@ class Quotas:
         owners = owners[owners != NOBODY]
         if owners.size:
             np.add.at(self._leaving[tier], owners, sign)
+            if sign < 0 and self.shares:  # some may be back
+                self._stir(owners)
+
+    def _stir(self, owners: NDArray[np.integer]) -> None:
+        self.stirred.update(self.shares.keys() & set(np.unique(owners).tolist()))
 
     # -- order ------------------------------------------------------------------------------
 
@@ -159,8 +167,8 @@ class Quotas:
         for number in self.shares.keys() & set(np.unique(owners).tolist()):
             logs = self.shares[number].logs
             mine = owners == number
-            for tier, home in enumerate(HOMES):
-                here = mine & (state == home)
+            for tier in range(3):
+                here = mine & self._has_slot(rows, state, tier)
                 enter = logs[tier].push_cold if cold else logs[tier].append
                 enter(rows[here], stamps[here])
 
@@ -169,8 +177,20 @@ class Quotas:
         self.shares[number].logs[tier].push_cold(rows, self._table.touch[rows])
 
     def victims(self, number: int, tier: int, count: int) -> Rows:
-        """Up to `count` of the tenant's coldest pages that may leave `tier`."""
-        return self.shares[number].logs[tier].pop(count, self._leaving_test(number, tier))
+        """Up to `count` of the tenant's coldest pages that may leave `tier`; of L2 also copies of
+        pages of L1."""
+        rows = self.shares[number].logs[tier].pop(count, self._leaving_test(number, tier))
+        if tier == 2 and has_repeats(rows):  # it stood there as a copy, and went down since
+            _, firsts = np.unique(rows, return_index=True)
+            rows = rows[np.sort(firsts)]
+        return rows
+
+    def _has_slot(self, rows: Rows, state: NDArray[np.uint8], tier: int) -> Mask:
+        """Which of these pages are at home in `tier`, or have their copy there; idle ones."""
+        here: Mask = state == HOMES[tier]
+        if tier == 2:
+            here |= (state == HOMES[1]) & ((self._table.tiers[rows] & _L2_COPY) != 0)
+        return here
 
     def _leaving_test(self, number: int, tier: int) -> Callable[[Rows, Stamps], Mask]:
         table = self._table
@@ -178,7 +198,7 @@ class Quotas:
         def leaves(rows: Rows, stamps: Stamps) -> Mask:
             good: Mask = (
                 (table.touch[rows] == stamps)
-                & (table.state[rows] == HOMES[tier])
+                & self._has_slot(rows, table.state[rows], tier)
                 & (table.tenant[rows] == number)
                 & (table.pins[rows] == 0)
                 & ((table.flags[rows] & np.uint8(Flag.DOOMED | Flag.EXEMPT)) == 0)

@@ -1,6 +1,7 @@
 """Tenants at their quota make room among their own pages, the coldest first.
 
-    ahead       after each call of the cache: what is above a line near the quota goes down
+    ahead       after each call of the cache: what is above a line near the quota goes down; where
+                that could not go (it is leased, or finds no slot below), after the next call again
     at once     before pages of the tenant enter a tier that has no room for them in its quota
 
 What goes down takes the ways of all pages (`Traffic`): from HBM to DRAM, from DRAM to NVMe where
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from kvtier_agent.cache.record import Rows
+from kvtier_agent.cache.record import Rows, State
 
 if TYPE_CHECKING:
     from kvtier_agent.cache.traffic import Traffic
@@ -29,12 +30,14 @@ class Trimming:
         self._quotas = traffic.shelves.quotas
 
     def balance(self, now: float) -> None:
-        """Tenants that used more since the last call give up what is too much."""
+        """Tenants that used more since the last call, or had not given up all, do so now."""
         stirred, self._quotas.stirred = self._quotas.stirred, set()
         for number in sorted(stirred & self._quotas.shares.keys()):
             for tier in (0, 1, 2):
                 self._give_up(now, number, tier, self._quotas.excess(number, tier))
             self._quotas.compact(number)
+            if any(self._quotas.excess(number, tier) for tier in (0, 1, 2)):
+                self._quotas.stirred.add(number)
 
     def beyond(
         self, now: float, rows: Rows, tier: int, *, keep_last: bool = False
@@ -71,6 +74,7 @@ class Trimming:
         elif tier == 1:
             traffic.go_down(now, rows, at_once=at_once)
         else:
-            self._quotas.dropped(rows)
-            self._shelves.counters.quota_evicted += rows.size
+            lost = rows[self._shelves.table.state[rows] == int(State.IN2)]  # the rest are copies
+            self._quotas.dropped(lost)
+            self._shelves.counters.quota_evicted += lost.size
             traffic.leave_l2(rows)

@@ -172,6 +172,56 @@ def test_a_quota_that_becomes_smaller_is_kept_at_once_and_one_that_goes_is_forgo
     assert world.cache.snapshot(world.now).tenants == ()
 
 
+def test_a_tenant_that_goes_on_reading_gives_up_what_a_smaller_quota_takes():
+    world = World(l1=40, dram_percent=90)
+    world.put(KEYS[:28])
+    ticket = world.cache.load(world.now, 1, KEYS[:28], world.now + 60)
+    assert (ticket.tier != MISS).all()
+    world.allow(dram_percent=10)
+    assert world.used(1) == 28  # leased
+    world.cache.release(world.now, 1, ticket.lease)
+    world.settle()
+    assert world.used(1) <= 4
+    for _ in range(3):
+        world.load(KEYS[:28])
+    assert world.used(1) <= 4
+    check_books(world.cache)
+
+
+def test_pages_whose_write_failed_leave_all_the_same():
+    world = World(l1=40, l2=100, dram_percent=75)
+    in_turns(world, 0, 30)
+    world.hold = (MoveKind.WRITE,)
+    world.allow(dram_percent=25)
+    assert sum(len(move) for move in world.held) > 0
+    world.cache.tick(world.now)
+    while world.held:
+        move = world.held.pop()
+        world.cache.move_done(world.now, move, Outcome.uniform(move, MoveStatus.NO_SPACE))
+        world.settle()
+    assert world.used(1) <= 10
+    check_books(world.cache)
+
+
+def test_copies_in_nvme_of_pages_that_are_read_count_and_go():
+    world = World(l1=40, l2=400, nvme_percent=10)
+    in_turns(world, 0, 60)
+    below = [i for i, tier in enumerate(world.tiers(KEYS[:60])) if tier == 2][:20]
+    world.load(KEYS[below])
+    here = [i for i in below if world.tiers(KEYS[i : i + 1]) == [1]]
+    assert len(here) >= 10  # in DRAM, each with its copy below
+    evicted = world.cache.counters.quota_evicted
+    world.allow(nvme_percent=1)
+    assert world.used(2) <= 4
+    assert world.tiers(KEYS[here]) == [1] * len(here)  # a copy less is no page less
+    assert world.cache.counters.quota_evicted - evicted <= 60 - len(here)
+    assert world.cache.counters.l2_copies_dropped > 0
+    in_turns(world, 100, 60)
+    world.load(KEYS[100:140])
+    assert world.used(2) <= 4
+    check_books(world.cache)
+
+
 def test_pages_that_came_before_the_quota_count_too():
     world = World(l1=40)
     in_turns(world, 0, 30)
