@@ -105,6 +105,10 @@ class LeaseBook:
         """How many leases the client holds."""
         return len(self.by_client.get(client, ()))
 
+    def waits(self, client: int) -> bool:
+        """Does the client wait for pages that come up from L2?"""
+        return any(self.leases[lease].waiting for lease in self.by_client.get(client, ()))
+
     def wait_for(self, lease: Lease, index: int, row: int) -> None:
         """Page `index` of the lease lands with `row`."""
         self.waiters.setdefault(row, []).append((lease.id, index))

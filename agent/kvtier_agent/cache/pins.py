@@ -7,7 +7,8 @@ into DRAM for it; if that fails the pin is lost. A client pins a page once, howe
     bounded     `pin_percent` of the slots of L0 and of L1, all clients together, and
                 `max_pins_per_client`
     alive       all pins of a client end when it does, and `pin_seconds` after the last thing that
-                was heard from it; a new agent process knows none
+                was heard from it (a client that waits for its load says nothing, and is there); a
+                new agent process knows none
     lost        ended by the cache: a tier became smaller than its pins may be (the last ones made
                 go first), a read from NVMe failed, or everything is dropped
 
@@ -150,10 +151,13 @@ class Pins:
     # -- by time and by the cache -----------------------------------------------------------
 
     def expire(self, now: float) -> None:
-        """End the pins of clients that were silent for too long."""
+        """End the pins of clients that were silent for too long, and wait for nothing."""
         until = now - self.settings.pin_seconds
         for client in [client for client, heard in self._heard.items() if heard <= until]:
-            self.shelves.counters.expired_pins += self.end_all(client)
+            if self.loads.book.waits(client):
+                self.heard(now, client)
+            else:
+                self.shelves.counters.expired_pins += self.end_all(client)
 
     def next_due(self) -> float | None:
         """When the next client has been silent for too long."""

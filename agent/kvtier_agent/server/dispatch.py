@@ -132,6 +132,8 @@ class Dispatcher:
             parked = self._parked.pop(ticket.lease, None)
             if parked is not None:
                 session, request = parked
+                # It could say nothing while it waited; its time to speak begins now.
+                self._core.cache.pins.heard(now, session.number)
                 self._answer_load(now, session, request, ticket)
 
     def over(self, now: float, session: Session) -> None:

@@ -198,6 +198,29 @@ def test_silence_ends_pins_and_a_sign_of_life_keeps_them():
     assert world.cache.next_due() is None
 
 
+def test_who_waits_for_a_load_is_not_silent():
+    world = World(l1=10, l2=200, pin_seconds=10.0)
+    world.put(KEYS[:4])
+    assert world.pin(KEYS[:1]) == [PinStatus.PINNED]
+    for start in range(100, 160, 4):
+        world.put(KEYS[start : start + 4])
+    below = [i for i in range(100, 160) if world.tiers(KEYS[i : i + 1]) == [2]][:2]
+    world.hold = (MoveKind.READ,)
+    ticket = world.cache.load(world.now, ENGINE, KEYS[below], world.now + 30)
+    assert not ticket.done
+    world.settle()
+    for _ in range(25):
+        world.now += 1.0
+        assert world.cache.tick(world.now) == []
+        assert world.cache.pins.count == 1
+    world.finish(MoveStatus.OK)
+    world.cache.release(world.now, ENGINE, ticket.lease)
+    world.now += 11.0
+    world.cache.tick(world.now)
+    assert world.cache.pins.count == 0
+    check_books(world.cache)
+
+
 def test_a_tier_that_shrinks_costs_the_pins_made_last():
     world = World(l1=40)
     world.put(KEYS[:10])
