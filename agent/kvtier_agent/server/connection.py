@@ -16,6 +16,7 @@ import contextlib
 import math
 import os
 import socket
+import threading
 import time
 import weakref
 from collections.abc import Sequence
@@ -62,6 +63,8 @@ class RefusedError(AgentError):
 
 
 _open: weakref.WeakSet[Connection] = weakref.WeakSet()
+"""Connections of this process that have a lifeline, or are about to."""
+_no_fork = threading.Lock()
 
 
 class Connection:
@@ -96,6 +99,7 @@ class Connection:
         self._poller = zmq.Poller()
         self.arenas: dict[int, Mapped] = {}
         self._deadline = time.monotonic() + timeout_seconds
+        _open.add(self)  # before there is a lifeline: a fork may come at any moment
         try:
             self._dial(path)
             hello = p.Hello(
@@ -114,7 +118,6 @@ class Connection:
         except BaseException:
             self.close()
             raise
-        _open.add(self)
 
     def _dial(self, path: Path) -> None:
         if not path.is_socket():
@@ -131,8 +134,8 @@ class Connection:
         self._socket.connect(f"ipc://{path}")
 
     def _hold_lifeline(self, path: Path) -> None:
-        line = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._lifeline = line
+        with _no_fork:  # in between a child would hold it, and not know
+            line = self._lifeline = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             line.settimeout(max(0.05, self._deadline - time.monotonic()))
             line.connect(str(path.with_suffix(".life")))
@@ -314,12 +317,15 @@ def _milliseconds(seconds: float) -> int:
 
 
 def _after_fork() -> None:
+    _no_fork.release()
     for connection in list(_open):
         connection._forget_after_fork()
     _open.clear()
 
 
-os.register_at_fork(after_in_child=_after_fork)
+os.register_at_fork(
+    before=_no_fork.acquire, after_in_parent=_no_fork.release, after_in_child=_after_fork
+)
 
 
 def is_live(path: Path) -> bool:

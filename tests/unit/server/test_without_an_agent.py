@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from kvtier_agent.cache.results import MISS
+from kvtier_agent.server import connection
 from kvtier_agent.server.client import AgentError, AgentGoneError, Client, Stored
 
 PATIENCE = 3.0
@@ -211,3 +212,40 @@ def test_a_forked_child_connects_anew_and_leaves_its_parent_alone(
     assert client.lookup(more.keys).prefix == 4
     lease.release()
     assert client.stats()["leases"] == 0
+
+
+def test_a_child_forked_while_its_parent_connects_does_not_hide_the_parents_end(
+    agent: Any,
+    connect: Callable[..., Client],
+    until: Callable[..., bool],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With the lifeline up, and the connection not handed to anybody yet."""
+    real, children = connection.map_arenas, []
+
+    def forks(*given: Any) -> Any:
+        child = os.fork()
+        if child == 0:
+            time.sleep(60)
+            os._exit(0)
+        children.append(child)
+        return real(*given)
+
+    watcher = connect(agent.socket())
+    monkeypatch.setattr(connection, "map_arenas", forks)
+    client = connect(agent.socket())
+    monkeypatch.setattr(connection, "map_arenas", real)
+    try:
+        assert client.connected
+        assert watcher.stats()["clients"] == 2
+        mine = client._link.connection
+        assert mine is not None
+        client._link._held.closing.set()  # nobody connects again
+        client._link._keeper.join(10)
+        assert mine._lifeline is not None
+        mine._lifeline.close()  # as the parent's end would, without a goodbye
+        assert until(lambda: watcher.stats()["clients"] == 1)
+    finally:
+        for child in children:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
