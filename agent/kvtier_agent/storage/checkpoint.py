@@ -6,6 +6,11 @@
     3. flushed, renamed, the folder flushed: from here on it counts
     4. what it replaces is removed
 
+A try that fails is repeated. Where that goes on for half a minute, what the drive refuses to give
+in step 2 is left out: a restart could read no more than the rest, and without checkpoints the logs
+grow until nothing can be stored any more. Then the new file may also take more than is set aside,
+since logs may have filled that: once it counts, it gives back more.
+
 A crash between any two steps leaves either the old checkpoint with all its logs or the new one with
 the logs from it on. Nothing is held in memory but the logs (a share of a checkpoint) and one piece.
 No event waits for any of it, except for the exchange of one descriptor in step 1.
@@ -16,12 +21,20 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import structlog
 
 from kvtier_agent.storage.journal import Journal
-from kvtier_agent.storage.journal_files import BLOCK, TEMPORARY, GrowingFile, checkpoint_name
+from kvtier_agent.storage.journal_files import (
+    BLOCK,
+    TEMPORARY,
+    GrowingFile,
+    JournalFullError,
+    checkpoint_name,
+)
 from kvtier_agent.storage.journal_format import (
     CHECKPOINT_MAGIC,
     FRAME_EVENTS,
@@ -30,28 +43,46 @@ from kvtier_agent.storage.journal_format import (
     end_frame,
     frame,
 )
-from kvtier_agent.storage.journal_reader import JournalFile, Live, unseen
+from kvtier_agent.storage.journal_reader import JournalFile, Live, readable, unseen
 from kvtier_agent.storage.journal_replay import merge
 from kvtier_agent.storage.mover import STUCK_SECONDS, Start
+from kvtier_agent.storage.unreadable import OWN_LIMITS
+from kvtier_agent.storage.volume_health import LASTING_SECONDS
 from kvtier_agent.supervise import Heart
 
 LOOK_SECONDS = 0.5
 RETRY_SECONDS = 5.0
+MANY_TRIES = 3
+"""So many in a row that failed are more than a hiccup."""
 
 log = structlog.get_logger("kvtier.storage.checkpoint")
 
 
-def write_checkpoint(journal: Journal, live: Live = unseen) -> None:
+class OldFileError(OSError):
+    """A file that is to be merged cannot be read."""
+
+
+def write_checkpoint(
+    journal: Journal, live: Live = unseen, *, whole: bool = True, within: bool = True
+) -> None:
     """All four steps. `live` is called with the bytes of each piece, read and written alike.
-    Raises OSError (or what `live` raises): the journal goes on with its logs."""
+    `whole`: what cannot be read is an error, else it is left out; `within`: no more room is taken
+    than is set aside. Raises OSError (OldFileError where it is the files that are there; or what
+    `live` raises): the journal goes on with its logs."""
     with journal.turn:
         if journal.gone:
             return
-        new = _begin(journal)
+        more = 0 if within else journal.bytes_to_expect + 4 * BLOCK
+        with journal.space.beyond(more):
+            new = _begin(journal)
+            try:
+                journal.rotate()
+            except BaseException:
+                journal.discard(new)
+                raise
         try:
-            journal.rotate()
             count = 0
-            for events in _full_frames(_merged(journal, live)):
+            for events in _full_frames(_merged(journal, live, whole=whole)):
                 new.append(frame(events, new.nonce, new.end))
                 count += len(events)
                 live(events.nbytes)
@@ -87,19 +118,37 @@ def _begin(journal: Journal) -> GrowingFile:
     return new
 
 
-def _merged(journal: Journal, live: Live) -> Iterator[Events]:
+def _merged(journal: Journal, live: Live, *, whole: bool) -> Iterator[Events]:
     """New records from the old files, whole segments at a time."""
     parts: list[Events] = []
     for name in sorted(journal.old.logs):
-        with JournalFile(journal.folder / name, journal.io) as file:
-            parts += file.events(live)
+        parts += _events(journal, name, live, whole=whole)
     events = np.concatenate(parts) if parts else NO_EVENTS
     per_segment = journal.identity.per_segment
     if journal.old.checkpoint is None:
         yield from merge((), events, per_segment)
         return
-    with JournalFile(journal.folder / journal.old.checkpoint, journal.io) as file:
-        yield from merge(file.events(live), events, per_segment)
+    records = _events(journal, journal.old.checkpoint, live, whole=whole)
+    yield from merge(records, events, per_segment)
+
+
+def _events(journal: Journal, name: str, live: Live, *, whole: bool) -> Iterator[Events]:
+    """Of one old file. Raises OldFileError; unless `whole`, only for limits of our own."""
+    lost: int | None = None
+    try:
+        with JournalFile(journal.folder / name, journal.io) as file:
+            yield from (file.events(live) if whole else readable(file, live))
+            if file.unreadable:
+                lost = file.dropped_bytes
+    except OSError as error:
+        if whole or error.errno in OWN_LIMITS:
+            raise OldFileError(error.errno, error.strerror or str(error)) from error
+        lost = journal.old.bytes_of(name)
+    if lost is not None:
+        log.error(
+            "a part of the journal cannot be read; the pages it names are lost at the next start",
+            file=str(journal.folder / name), bytes=lost,
+        )  # fmt: skip
 
 
 def _full_frames(parts: Iterable[Events]) -> Iterator[Events]:
@@ -114,16 +163,53 @@ def _full_frames(parts: Iterable[Events]) -> Iterator[Events]:
         yield held
 
 
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """Tries of one journal that failed in a row, the first at `since`, the last with `error` (not
+    that the logs have used up the room: that follows from the others); `unread` of them because of
+    what was to be merged."""
+
+    times: int = 0
+    since: float = 0.0
+    unread: int = 0
+    error: OSError | None = None
+
+    def again(self, now: float, error: OSError) -> Failed:
+        """One more."""
+        unread = isinstance(error, OldFileError) and error.errno not in OWN_LIMITS
+        since = self.since if self.times else now
+        if isinstance(error, JournalFullError) and self.error is not None:
+            error = self.error
+        return Failed(self.times + 1, since, self.unread + unread, error)
+
+    def lasting(self, now: float) -> bool:
+        """Is it more than a hiccup?"""
+        return self.times >= MANY_TRIES and now - self.since >= LASTING_SECONDS
+
+
 class Checkpointer:
     """The loop that writes checkpoints when they are due. `journals`: those of the tier now."""
 
-    def __init__(self, journals: Callable[[], list[Journal]]) -> None:
+    def __init__(
+        self,
+        journals: Callable[[], list[Journal]],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`clock`: seconds, monotonic."""
         self._journals = journals
+        self._clock = clock
         self._heart = Heart(time.monotonic)
         self.checkpoints = 0
         self.failures = 0
         self.error = ""
         """Why the last one failed; empty after one that did not."""
+        self._failed: dict[Path, Failed] = {}
+
+    def trouble(self, folder: Path) -> OSError | None:
+        """Why the journal in this folder can have no checkpoint; None: it can, or it is not yet
+        certain. Any thread."""
+        failed = self._failed.get(folder)
+        return None if failed is None or failed.times < MANY_TRIES else failed.error
 
     def start(self, start: Start | None, name: str) -> None:
         """Run the loop: under a supervisor, if there is one, else until `close`."""
@@ -155,15 +241,21 @@ class Checkpointer:
         # One that takes no events comes first: a long checkpoint of another must not keep it so.
         for journal in sorted(self._journals(), key=lambda one: not one.failed):
             if not journal.due:
+                self._failed.pop(journal.folder, None)
                 continue
+            before = self._failed.get(journal.folder, Failed())
             try:
                 with heart.allowing(STUCK_SECONDS):
-                    write_checkpoint(journal, _Pace(journal, heart))
+                    patient = not before.lasting(self._clock())
+                    whole = patient or before.unread < MANY_TRIES
+                    pace = _Pace(journal, heart)
+                    write_checkpoint(journal, pace, whole=whole, within=patient)
             except _StoppedError:
                 continue
             except OSError as error:
                 good = False
                 self.failures += 1
+                self._failed[journal.folder] = before.again(self._clock(), error)
                 text = f"{journal.folder}: {error.strerror or error}"
                 if text != self.error:
                     log.warning("no checkpoint", folder=str(journal.folder), error=str(error))
@@ -171,6 +263,7 @@ class Checkpointer:
             else:
                 self.checkpoints += 1
                 self.error = ""
+                self._failed.pop(journal.folder, None)
         return good
 
 

@@ -346,9 +346,8 @@ class Core:
         return self._arena_watch.look(((0, self._l0), (1, self._l1)))
 
     def trouble(self, volume: str) -> Trouble | None:
-        """Why a volume takes no writes; None: it does, or no revision names it. Any thread."""
-        held = self.nvme.volumes.get(volume)
-        return self.nvme.left_out.trouble(volume) if held is None else held.health.trouble
+        """What is wrong with a volume; None: nothing, or no revision names it. Any thread."""
+        return self.nvme.trouble(volume)
 
     def try_volumes_again(self) -> None:
         """Those that are left out, where it is time to. Any thread but the cache's."""

@@ -70,6 +70,10 @@ class Old:
         first = [(self.checkpoint, self.checkpoint_bytes)] if self.checkpoint else []
         return [*first, *sorted(self.logs.items())]
 
+    def bytes_of(self, name: str) -> int:
+        """Bytes of blocks that one of them takes."""
+        return dict(self.files()).get(name, 0)
+
     @property
     def held_bytes(self) -> int:
         """Bytes of blocks they take."""

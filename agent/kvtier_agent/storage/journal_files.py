@@ -11,6 +11,7 @@ import errno
 import os
 import re
 import threading
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -94,15 +95,27 @@ class Space:
     def __init__(self, limit_bytes: int = 0) -> None:
         self.limit_bytes = limit_bytes
         self.used_bytes = 0
+        self._beyond = 0
         self._lock = threading.Lock()
 
     def take(self, count: int) -> bool:
         """May `count` bytes more be taken? Then they are."""
         with self._lock:
-            if self.used_bytes + count > self.limit_bytes:
+            if self.used_bytes + count > self.limit_bytes + self._beyond:
                 return False
             self.used_bytes += count
             return True
+
+    @contextlib.contextmanager
+    def beyond(self, count: int) -> Iterator[None]:
+        """Meanwhile so many bytes more than the limit may be taken, by whoever comes."""
+        with self._lock:
+            self._beyond += count
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._beyond -= count
 
     def add(self, count: int) -> None:
         """Bytes that are there whatever the limit, or (negative) given back."""

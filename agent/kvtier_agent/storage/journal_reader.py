@@ -138,7 +138,7 @@ def read_journal(
 ) -> Contents:
     """Everything, merged. `whole`: a part that the drive refuses is an error too, else what comes
     before it is used. Raises NewerFormatError, before anything is touched, and OSError."""
-    events_of = JournalFile.events if whole else _readable
+    events_of = JournalFile.events if whole else readable
     found = Contents()
     names = io.names(folder)
     checkpoints = {int(m[1]): n for n in names if (m := CHECKPOINT_NAME.fullmatch(n))}
@@ -186,7 +186,7 @@ def read_journal(
     return found
 
 
-def _readable(file: JournalFile, live: Live) -> Iterator[Events]:
+def readable(file: JournalFile, live: Live) -> Iterator[Events]:
     """Its events up to where it cannot be read."""
     try:
         yield from file.events(live)

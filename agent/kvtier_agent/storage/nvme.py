@@ -7,6 +7,7 @@ the cache thread.
 from __future__ import annotations
 
 import contextlib
+import errno
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,7 @@ from kvtier_agent.storage import manifest, recovery
 from kvtier_agent.storage.checkpoint import Checkpointer
 from kvtier_agent.storage.fileio import FileIO
 from kvtier_agent.storage.io_errors import CountedIO, IOErrors
+from kvtier_agent.storage.journal_files import JournalFullError
 from kvtier_agent.storage.l2 import L2
 from kvtier_agent.storage.left_out import LeftOut
 from kvtier_agent.storage.manifest import Manifest, newest_geometry
@@ -28,6 +30,7 @@ from kvtier_agent.storage.patient_io import PatientIO
 from kvtier_agent.storage.settings import CoreSettings
 from kvtier_agent.storage.unreadable import Unreadable
 from kvtier_agent.storage.volume import Volume, VolumeError
+from kvtier_agent.storage.volume_health import Trouble
 
 
 @dataclass(frozen=True, slots=True)
@@ -292,6 +295,21 @@ class NvmeTier:
     def tend(self) -> None:
         """Write checkpoints that are due, here and now. For `synchronous`."""
         self._checkpoints.tend()
+
+    def trouble(self, name: str) -> Trouble | None:
+        """What is wrong with a volume, that it takes no writes or its journal no checkpoint. None:
+        nothing, or no revision names it. Any thread."""
+        volume = self.volumes.get(name)
+        if volume is None:
+            return self.left_out.trouble(name)
+        error = self._checkpoints.trouble(volume.folder)
+        if volume.health.trouble is not None or error is None:
+            return volume.health.trouble
+        reason = "VolumeUnusable"
+        if error.errno in (errno.ENOSPC, errno.EDQUOT) and not isinstance(error, JournalFullError):
+            reason = "VolumeFull"
+        message = f"no checkpoint of its journal: {error.strerror or error}"
+        return Trouble(reason, message, 0, 0.0, 0.0, 0.0, placing=False)
 
     def journal(self) -> JournalFigures:
         """Of the journals of all volumes."""

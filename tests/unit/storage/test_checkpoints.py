@@ -4,7 +4,9 @@ import errno
 
 import numpy as np
 import pytest
-from journal_work import CrashError, put, put_until_full, slots_in
+from agents_in_turn import Node
+from agents_in_turn import put as put_pages
+from journal_work import CountingIO, CrashError, put, put_until_full, slots_in
 from kvtier_agent.storage import checkpoint as checkpoints
 from kvtier_agent.storage.checkpoint import Checkpointer, write_checkpoint
 from kvtier_agent.storage.journal_files import JournalSettings
@@ -125,6 +127,135 @@ def test_the_loop_writes_what_is_due_and_says_what_fails(make, io, mount):
     assert loop.step(heart)
     assert (loop.checkpoints, loop.failures, loop.error) == (1, 1, "")
     assert not journal.due
+
+
+@pytest.fixture
+def loop(make, monkeypatch):
+    """A loop over one journal, `seconds(n)`: five at a time, a step each."""
+    journal = make(space=1 << 20)
+    journal.settings = JournalSettings(bytes_per_second=16 << 30, least_log_bytes=4096)
+    now, heart = [0.0], Heart(lambda: 0.0)
+    heart.wait = lambda *_: False
+    made = Checkpointer(lambda: [journal], lambda: now[0])
+
+    def seconds(count):
+        for _ in range(0, count, 5):
+            now[0] += 5.0
+            made.step(heart)
+
+    made.journal, made.seconds = journal, seconds
+    return made
+
+
+def make_due(journal, slots=range(40)):
+    while not journal.due:
+        put(journal, slots)
+
+
+def unreadable(io, names, at):
+    """Reads of files whose names begin so fail from this offset on."""
+    paths, real = {}, type(io)
+
+    def open_(path, **options):
+        fd, bypasses = real.open(io, path, **options)
+        paths[fd] = path.name
+        return fd, bypasses
+
+    def read(fd, buffers, offset):
+        if paths.get(fd, "").startswith(names) and offset >= at:
+            raise OSError(errno.EIO, "a bad sector")
+        return real.read(io, fd, buffers, offset)
+
+    io.open, io.read = open_, read
+
+
+@pytest.mark.parametrize("at", [0, 128])
+@pytest.mark.parametrize("names", ["checkpoint", "journal-00000002"])
+def test_a_bad_sector_in_old_files_ends_neither_checkpoints_nor_events(loop, io, mount, at, names):
+    journal = loop.journal
+    put(journal, range(100, 140))
+    write_checkpoint(journal)
+    make_due(journal)
+    unreadable(io, names, at)
+    loop.seconds(10)
+    assert loop.trouble(mount) is None, "it may be a hiccup"
+    loop.seconds(15)
+    assert loop.failures == 5
+    assert "a bad sector" in str(loop.trouble(mount))
+    assert {p.name for p in mount.glob("checkpoint-*")} == {"checkpoint-00000002.kv"}
+    put(journal, [200])
+    loop.seconds(15)
+    assert loop.trouble(mount) is None
+    assert loop.checkpoints == 1
+    assert not journal.due
+    put(journal, [201])
+    lost = range(100, 140) if names == "checkpoint" else range(40)
+    kept = {*range(100, 140), *range(40), 200, 201} - set(lost)
+    assert set(slots_in(mount)) == kept
+    held = sum(path.stat().st_blocks * 512 for path in mount.iterdir())
+    assert journal.space.used_bytes == held
+
+
+def test_errors_that_pass_cost_no_record(loop, io, mount):
+    put(loop.journal, range(100, 140))
+    write_checkpoint(loop.journal)
+    make_due(loop.journal)
+    unreadable(io, "checkpoint", 128)
+    loop.seconds(20)
+    del io.read, io.open
+    loop.seconds(5)
+    assert loop.checkpoints == 1
+    assert slots_in(mount) == [*range(40), *range(100, 140)]
+    # Room is short for a minute, and then there is one error more.
+    make_due(loop.journal)
+    allocate, io.allocate = io.allocate, no_room
+    loop.seconds(60)
+    io.allocate = allocate
+    unreadable(io, "checkpoint", 128)
+    loop.seconds(5)
+    del io.read, io.open
+    loop.seconds(5)
+    assert loop.checkpoints == 2
+    assert slots_in(mount) == [*range(40), *range(100, 140)]
+
+
+def no_room(*_):
+    raise OSError(errno.ENOSPC, "no room")
+
+
+def test_logs_that_have_filled_what_is_set_aside_do_not_keep_it_so(loop, io, mount):
+    journal = loop.journal
+    make_due(journal)
+    allocate, io.allocate = io.allocate, no_room  # the volume is full for a while
+    loop.seconds(25)
+    io.allocate = allocate
+    journal.space.limit_bytes = 65536
+    with pytest.raises(OSError, match="part of the tier is full"):
+        put_until_full(journal)
+    loop.seconds(5)
+    assert loop.checkpoints == 0
+    assert "no room" in str(loop.trouble(mount)), "not what follows from it"
+    loop.seconds(5)
+    assert loop.checkpoints == 1
+    assert loop.trouble(mount) is None
+    assert journal.space.used_bytes < journal.space.limit_bytes
+    put(journal, [50])
+    assert slots_in(mount) == [*range(40), 50]
+
+
+def test_a_volume_whose_journal_gets_no_checkpoint_is_said(mount):
+    machine = Node(mount)
+    machine.io = io = CountingIO()
+    core = machine.start(4, 200, keep_memory=False, journal=JournalSettings(least_log_bytes=4096))
+    put_pages(core, range(150))
+    assert core.nvme.journal().checkpoints
+    assert core.trouble("data0") is None
+    unreadable(io, ("journal", "checkpoint"), 0)
+    put_pages(core, range(150, 250))
+    trouble = core.trouble("data0")
+    assert trouble.message == "no checkpoint of its journal: a bad sector"
+    assert (trouble.reason, trouble.lost) == ("VolumeUnusable", False)
+    core.close()
 
 
 def test_many_restarts_make_a_checkpoint_due(make, mount):
