@@ -61,7 +61,8 @@ def held_bytes(folder: Path, suffixes: tuple[str, ...] = ("",)) -> int:
     """Bytes that the files in a folder take, holes left out; only those whose name ends so. None in
     a folder that is not there. Raises OSError: a part of the sum would pass for less held."""
     total = 0
-    with contextlib.suppress(FileNotFoundError), os.scandir(folder) as entries:
+    nowhere = contextlib.suppress(FileNotFoundError, NotADirectoryError)
+    with nowhere, os.scandir(folder) as entries:
         for entry in entries:
             if not entry.name.endswith(suffixes):
                 continue
