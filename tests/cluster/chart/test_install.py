@@ -13,6 +13,12 @@ CHART = Path(__file__).parents[3] / "charts" / "kvtier"
 NAMESPACE = "kvtier-system"
 CRDS = ("kvtierpolicies.kvtier.io", "kvtiernodes.kvtier.io")
 
+INSTALLED = {
+    "volumes": [{"name": "data0", "hostPath": "/mnt/data0"}],
+    "domains": [{"name": "default", "gid": 23000}],
+}
+"""By the fixture `installed`."""
+
 # The types of these come with the Prometheus operator.
 FOREIGN = ("ServiceMonitor", "PrometheusRule")
 
@@ -83,6 +89,18 @@ def test_every_object_passes_a_server_side_dry_run(installed: Any) -> None:
     )
     assert len(done.stdout.splitlines()) == len(objects) - 3
     assert "Warning" not in done.stderr
+
+
+def test_what_is_installed_can_be_applied_by_others_with_the_same_values(installed: Any) -> None:
+    """Argo CD, say, without force: no default that the API server adds makes a conflict."""
+    text = installed.helm(
+        *("template", "kvtier", str(CHART), "--namespace", NAMESPACE, "--kube-version", "1.36.0"),
+        values=INSTALLED,
+    ).stdout
+    done = installed.plane.kubectl(
+        *("apply", "--server-side", "--dry-run=server", "-f", "-"), input=text
+    )
+    assert "kvtiernodes.kvtier.io" in done.stdout
 
 
 def test_upgrade_brings_new_fields_and_uninstall_keeps_policies(bare: Any, tmp_path: Path) -> None:

@@ -157,7 +157,8 @@ def test_a_pods_own_shared_memory_has_the_size_of_its_memory(render: Callable[..
 def test_the_node_name_comes_from_the_scheduler(render: Callable[..., Any]) -> None:
     (agent,) = render().pods["DaemonSet"]["containers"]
     (entry,) = [e for e in agent["env"] if e["name"] == "NODE_NAME"]
-    assert entry["valueFrom"] == {"fieldRef": {"fieldPath": "spec.nodeName"}}
+    field = {"apiVersion": "v1", "fieldPath": "spec.nodeName"}
+    assert entry["valueFrom"] == {"fieldRef": field}
 
 
 @pytest.mark.parametrize(
