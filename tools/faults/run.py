@@ -22,6 +22,7 @@ from faults.drive import SLOW, Chances, FailingDrive
 REST_SECONDS = 120.0
 MOVE_PAGES = 8
 """Of a batch: small ones, for many calls."""
+MOST_REPLAYS = 20
 AGAIN = 400
 """Requests that are asked once more when the drive works again."""
 
@@ -93,9 +94,11 @@ def run(
     sizes: Sizes,
     least_faults: int = 0,
     kind: type[FailingDrive] = FailingDrive,
+    every: frozenset[str] = frozenset(),
 ) -> Seen:
     """`folder`: of the agent's sockets and volume, with a short name. The trace is replayed with
-    other keys until there were `least_faults`. `kind`: of drive; the first has no rings."""
+    other keys until there were `least_faults`, and `every` fault of these (which may need a read
+    that hits NVMe), at most `MOST_REPLAYS` times. `kind`: of drive; the first has no rings."""
     drive = kind(seed, chances)
     page = sizes.page_bytes
     agent = SmallAgent(
@@ -107,7 +110,13 @@ def run(
     try:
         _lay_out(agent, trace, page)
         drive.failing = True
-        while not during or sum(drive.injected.values()) < least_faults:
+        while not during or (
+            len(during) < MOST_REPLAYS
+            and (
+                sum(drive.injected.values()) < least_faults
+                or every - {fault for _, fault in drive.injected}
+            )
+        ):
             plan = Plan(page, seed=seed + len(during))
             during.append(replay(trace, agent.socket(), plan, _Quiet()))
         drive.failing = False

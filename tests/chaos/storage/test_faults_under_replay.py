@@ -18,7 +18,7 @@ from kvtier_agent.replay.trace import Trace, read_trace
 from ring_faults import why_no_ring
 
 RECORDED = Path(__file__).parents[4] / "shared/data/traces/mooncake_conversation.jsonl.gz"
-EVERY_KIND = {"EIO", "ENOSPC", "EROFS", "short", "slow", "checksum"}
+EVERY_KIND = frozenset({"EIO", "ENOSPC", "EROFS", "short", "slow", "checksum"})
 
 
 @pytest.fixture
@@ -59,7 +59,7 @@ def test_a_drive_that_fails_costs_misses_and_nothing_else(
 ) -> None:
     chances = Chances(fault=0.05, slow_seconds=2.0, most_slow=3)
     trace = generated(200, seed=2)
-    seen = run(trace, folder, 2, chances, Sizes(), least_faults=60, kind=kind)
+    seen = run(trace, folder, 2, chances, Sizes(), 60, kind, EVERY_KIND)
     assert seen.problems() == []
     assert kinds(seen) == EVERY_KIND
     assert seen.hits_l2 > 0, "nothing came back from the drive"
@@ -74,6 +74,6 @@ def test_a_whole_trace_over_a_drive_that_fails(folder: Path, recorded: bool) -> 
         pytest.skip(f"no recorded trace at {RECORDED.name}; the generated one runs")
     trace = read_trace(RECORDED, limit=3000) if recorded else generated(2000, seed=9)
     chances = Chances(fault=0.05, slow_seconds=30.0, most_slow=3)
-    seen = run(trace, folder, 5, chances, WHOLE, least_faults=100)
+    seen = run(trace, folder, 5, chances, WHOLE, least_faults=100, every=EVERY_KIND)
     assert seen.problems() == []
     assert kinds(seen) == EVERY_KIND
