@@ -56,8 +56,6 @@ __all__ = ["ArenaInfo", "Core", "CoreError", "CoreSettings", "Layout"]
 MOST_SUSPECTS_NAMED = 16
 REGROW_BYTES = 128 << 20
 """Of each tier that get memory in one turn of the cache thread: a twentieth of a second or so."""
-
-
 ENGINES = ("io_uring", "calls")
 """What `Core.nvme_engine` may be."""
 
@@ -150,6 +148,7 @@ class Core:
             for arena, size in ((self._l0, budgets.l0_bytes), (self._l1, budgets.l1_bytes)):
                 if isinstance(arena, ShmArena):
                     arena.keep_first(size)
+            self.nvme.leave(budgets.volumes)
         slots = self._limit_l2(behaviour, budgets)
         cache.reconfigure(now, behaviour, budgets, l2_slots=slots, take_in=self._take_in)
         self.memory.name_frozen(cache.shelves.frozen.names)

@@ -224,6 +224,14 @@ class NvmeTier:
         for name in set(self.volumes) - set(budgets.volumes):
             self.volumes.pop(name).close()
 
+    def leave(self, named: tuple[str, ...]) -> None:
+        """Before the first client: volumes that a revision does not name any more leave, and what
+        was found on them goes."""
+        if self.l2 is not None:
+            self.l2.withdraw({volume.name for volume in self.l2.volumes} - set(named))
+        for name in set(self.volumes) - set(named):
+            self.volumes.pop(name).close()
+
     def _join_or_leave(self, wanted: set[str], lose: Callable[[set[int]], None]) -> None:
         """Nobody leaves before it is certain that the others can join. Raises VolumeError."""
         assert self.l2 is not None

@@ -3,6 +3,7 @@ and nothing is written where it does not belong."""
 
 import os
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -117,6 +118,30 @@ def test_a_smaller_nvme_tier_keeps_what_fits_and_counts_the_rest(make_core):
     counters = core.cache.counters
     assert counters.found_pages == core.cache.snapshot(1.0).tiers[2].pages > 0
     assert counters.dropped_found_pages == held - counters.found_pages > 0
+
+
+def test_what_was_found_goes_with_its_volume_also_before_any_client(make_core, mount):
+    core = make_core()
+    core.reconfigure(0.0, Behaviour(), budgets())
+    core.register(0.0, GEOMETRY)
+    put(core, 60)
+    core.close()
+    folder = mount / "data0" / "kvtier" / "d"
+    assert list(folder.glob("segment-*"))
+    core = make_core()
+    core.reconfigure(0.0, Behaviour(), budgets())
+    core.reconfigure(1.0, Behaviour(), budgets(l2=0))
+    end = time.monotonic() + 10
+    while list(folder.glob("segment-*")) and time.monotonic() < end:
+        time.sleep(0.01)
+    assert list(folder.glob("*-*.*")) == [], "segments and journals"
+    assert core.nvme.volumes == {}
+    core.register(2.0, GEOMETRY)
+    assert hits(core, 60) == 0
+    core.reconfigure(3.0, Behaviour(), budgets())
+    put(core, 60)
+    assert hits(core, 60) > 20
+    check_books(core.cache)
 
 
 @pytest.mark.parametrize("first", ["client", "headers"])
