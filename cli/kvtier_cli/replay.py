@@ -210,21 +210,32 @@ def _run(
 
 
 class _Bar:
-    """A progress bar on standard error; nothing where that is no terminal."""
+    """A progress bar on standard error; ten lines where that is no terminal."""
 
     def __init__(self, bar: Any, task: Any, alive: Callable[[], str]) -> None:
         self._bar = bar
         self._task = task
         self.alive = alive
-        self._pending = 0
+        self._pending = self._said = 0
 
     def advance(self, blocks: int, totals: Callable[[], Totals]) -> None:
         self._pending += blocks
-        if self._bar.disable or self._pending < 2000:
+        if self._bar.disable:
+            self._say(totals)
+            return
+        if self._pending < 2000:
             return
         rate = totals().block_hit_rate
         self._bar.update(self._task, advance=self._pending, rate=f"{100 * rate:.1f} %")
         self._pending = 0
+
+    def _say(self, totals: Callable[[], Totals]) -> None:
+        """Without a terminal: a line for every tenth of the trace."""
+        whole = self._bar.tasks[0].total or 0
+        if self._pending >= self._said + whole / 10:
+            self._said = self._pending
+            rate, done = totals().block_hit_rate, self._pending / whole
+            note(f"replay: {done:.0%} of {whole:.0f} blocks, hits {rate:.1%}")
 
 
 @contextlib.contextmanager

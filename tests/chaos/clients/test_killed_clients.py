@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -62,21 +63,24 @@ def kill_clients(
             ).all()
         )
     nursery = Nursery(process.socket(), Geometry.of_page_bytes(watcher.page_bytes, 16), keys)
-    caught_holding = 0
+    caught: Counter[str] = Counter()
     try:
         for number in range(times):
             kind = rng.choice(["put", "load", "both"])
             pid = nursery.birth(kind, number)
             time.sleep(rng.random() * 0.06)
             stats = watcher.stats()
-            caught_holding += bool(stats["leases"] or stats["reservations"])
+            caught["mid-put"] += bool(stats["reservations"])
+            caught["mid-load"] += bool(stats["leases"])
             os.kill(pid, signal.SIGKILL)
             if number % 10 == 9:
                 assert until(lambda: at_rest(watcher.stats(), clients=1)), watcher.stats()
     finally:
         nursery.close()
     assert until(lambda: at_rest(watcher.stats(), clients=1)), watcher.stats()
-    assert caught_holding > times // 4
+    print(f"\n[{times} clients killed: {dict(caught)}]")
+    assert caught.total() > times // 4
+    assert min(caught["mid-put"], caught["mid-load"]) >= times // 20
     assert watcher.stats()["counters"]["clients_gone"] >= times
     # What was there before is still there or a miss, and never something else.
     out = np.zeros((32, watcher.page_bytes), np.uint8)
