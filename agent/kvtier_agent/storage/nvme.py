@@ -226,9 +226,12 @@ class NvmeTier:
 
     def leave(self, named: tuple[str, ...]) -> None:
         """Before the first client: volumes that a revision does not name any more leave, and what
-        was found on them goes."""
+        was found on them goes. Where others are to join, `change` sees to it, once they can."""
+        held = {volume.name for volume in self.l2.volumes} if self.l2 is not None else set()
+        if set(named) - held:
+            return
         if self.l2 is not None:
-            self.l2.withdraw({volume.name for volume in self.l2.volumes} - set(named))
+            self.l2.withdraw(held - set(named))
         for name in set(self.volumes) - set(named):
             self.volumes.pop(name).close()
 
