@@ -44,9 +44,16 @@ LIVES_SECONDS = 0.5
 """How long a client that is to be killed lives, at most."""
 MOST_DRIFT = 0.02
 REST_SECONDS = 60.0
-WARM_PART = 5
-"""One part in so many is for warming up, at full speed, so that memory that is kept for the busiest
-moment is there before anything is compared."""
+WARM_SECONDS = 360.0
+WARM_PART = 2
+"""So long, or one part in so many of a short soak, is for warming up, at full speed: memory that is
+kept for the busiest moment is there before anything is compared. Seen: three minutes, on a machine
+with other work to do."""
+
+
+def warm_seconds(seconds: float) -> float:
+    """Of a soak of so many seconds."""
+    return min(WARM_SECONDS, seconds / WARM_PART)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +79,8 @@ class Soak:
 
     def windows(self) -> tuple[list[Sample], list[Sample]]:
         """The samples of the first and of the last quarter, after the time to warm up."""
-        warm = self.samples[len(self.samples) // WARM_PART :]
+        end = self.samples[-1].at
+        warm = [sample for sample in self.samples if sample.at >= warm_seconds(end)]
         part = max(1, len(warm) // 4)
         return warm[:part], warm[-part:]
 
@@ -115,7 +123,7 @@ class _Watch:
         self._chance = random.Random(seed)
         self._begin = time.monotonic()
         self._end = self._begin + seconds
-        self._warm_at = self._begin + seconds / WARM_PART
+        self._warm_at = self._begin + warm_seconds(seconds)
         self._every = max(0.2, seconds / 400)
         self._next_look = self._begin
         self._kill_every = max(1.0, seconds / 100)
