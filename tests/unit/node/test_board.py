@@ -122,7 +122,7 @@ def test_counters_that_cannot_be_kept_are_not_shown_and_the_condition_says_why(
 def test_a_state_disk_that_hangs_is_said_and_holds_nothing_up(
     tmp_path: Path, tiers: Any, facts: Make, wanted: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(board_module, "PATIENCE_SECONDS", 1.0)
+    monkeypatch.setattr(board_module, "PATIENCE_SECONDS", 4.0)
     real, thaw = os.fsync, threading.Event()
 
     def fsync(descriptor: int) -> None:
@@ -130,7 +130,7 @@ def test_a_state_disk_that_hangs_is_said_and_holds_nothing_up(
         real(descriptor)
 
     monkeypatch.setattr(os, "fsync", fsync)
-    supervisor = Supervisor(stuck_seconds=0.5)
+    supervisor = Supervisor(stuck_seconds=2.0)
     memory, loop = Memory(tmp_path, "n"), CacheLoop(ServerSettings(tmp_path / "run"))
     control = Control(tiers, facts, keep=memory.keep)
     board = StatusBoard(
@@ -150,12 +150,12 @@ def test_a_state_disk_that_hangs_is_said_and_holds_nothing_up(
         for seconds in (7, 8):
             control.say(wanted(replacement={"coolDownSeconds": seconds}), None, 3)
             control.turn(before)
-        assert time.monotonic() - before < 0.5, "the control waits for no disk"
+        assert time.monotonic() - before < 3.0, "the control waits for no disk"
         until(lambda: "cannot be written (the disk does not answer)" in memory.problem)
         started = time.monotonic()
         assert not memory.save({}, None, 5.0)
         assert time.monotonic() - started < 4.0, "nobody waits again for what hangs"
-        until(lambda: time.monotonic() - started > 1.5)
+        until(lambda: time.monotonic() - started > 4.5)
         thaw.set()
         until(lambda: not memory.problem and (tmp_path / "revision.json").exists())
         recalled = Memory(tmp_path, "n").recall()[0]
