@@ -53,7 +53,7 @@ def _measure(
         # What lies on a volume that could not be opened is served by nobody.
         held=measured.held if served or not (measured.read_only or troubles) else 0,
         failing=failing[0].message if failing else "",
-        lost=any(t.lost and t.until > now for t in failing),
+        lost=any(t.given_up(now) for t in failing),
         full=any(t.reason == "VolumeFull" for t in troubles),
     )
 

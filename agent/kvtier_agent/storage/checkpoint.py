@@ -46,8 +46,7 @@ from kvtier_agent.storage.journal_format import (
 from kvtier_agent.storage.journal_reader import JournalFile, Live, readable, unseen
 from kvtier_agent.storage.journal_replay import merge
 from kvtier_agent.storage.mover import STUCK_SECONDS, Start
-from kvtier_agent.storage.unreadable import OWN_LIMITS
-from kvtier_agent.storage.volume_health import LASTING_SECONDS
+from kvtier_agent.storage.volume_health import LASTING_SECONDS, OWN_LIMITS
 from kvtier_agent.supervise import Heart
 
 LOOK_SECONDS = 0.5

@@ -36,7 +36,7 @@ from kvtier_agent.cache.moves import Move, MoveKind, MoveStatus, Outcome
 from kvtier_agent.native import READ, TRANSFER_COLUMNS, WRITE
 from kvtier_agent.storage.batches import neighbours
 from kvtier_agent.storage.drive_ring import DriveRing
-from kvtier_agent.storage.fileio import FileIO
+from kvtier_agent.storage.fileio import FileIO, NoAnswerError
 from kvtier_agent.storage.flight import Flight
 from kvtier_agent.storage.l2 import L2
 from kvtier_agent.storage.page_write import PageWrite
@@ -185,7 +185,7 @@ class Flights:
         if drive is None:
             return False
         if drive.mute if flight.writing is None else drive.stalls:
-            raise OSError(errno.ETIMEDOUT, "the drive does not answer")
+            raise NoAnswerError(waited=False)
         segment.enter()
         file = drive.file_of(segment)
         if file is None:

@@ -21,9 +21,9 @@ def take_in(nvme: NvmeTier, cache: Cache, domain: str) -> bool:
         found.keys, found.parents, found.depths, found.checksums, found.slots, found.tenants
     )
     recovery.keep_only(nvme.l2, found.slots[taken])
-    kept, room = int(taken.sum()), cache.shelves.pool2.available
     if not taken.size:
         return False
+    kept, room = int(taken.sum()), cache.shelves.pool2.available
     # A tier that got smaller keeps what fits. Anything else that is dropped is a promise broken.
     say = log.info if kept == len(taken) or not room else log.warning
     say(

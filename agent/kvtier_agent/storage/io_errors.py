@@ -43,6 +43,11 @@ class IOErrors:
         with self._lock:
             self._counts[operation, fault] += count
 
+    def failed_late(self, operation: str, error: OSError) -> None:
+        """A call that was given up, and counted as slow, has ended in this error."""
+        if not isinstance(error, FileNotFoundError):
+            self.add(operation, name_of(error))
+
     def counts(self) -> dict[tuple[str, str], int]:
         """A copy."""
         with self._lock:
@@ -73,11 +78,6 @@ class CountedIO(FileIO):
 
     def noticed(self, operation: str, fault: str, count: int = 1) -> None:
         self.errors.add(operation, fault, count)
-
-    def failed_late(self, operation: str, error: OSError) -> None:
-        """A call that was given up, and counted as slow, has ended in this error."""
-        if not isinstance(error, FileNotFoundError):
-            self.errors.add(operation, name_of(error))
 
     def ring(self, arena: Any, headers: Any = None, **settings: int) -> Any:
         return self.io.ring(arena, headers, **settings)

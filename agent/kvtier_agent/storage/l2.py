@@ -36,7 +36,7 @@ from kvtier_agent.cache.segment_sizes import slots_per_segment, slots_within
 from kvtier_agent.cache.settings import Durability
 from kvtier_agent.storage.batches import neighbours
 from kvtier_agent.storage.checksum import checksums
-from kvtier_agent.storage.fileio import FileIO
+from kvtier_agent.storage.fileio import FileIO, NoAnswerError
 from kvtier_agent.storage.journal_files import JournalSettings
 from kvtier_agent.storage.journal_format import Identity
 from kvtier_agent.storage.journals import Journals
@@ -152,8 +152,7 @@ class L2:
 
     def hangs(self, volume: Volume) -> None:
         """A volume answers no transfer: it counts as failing, and others are used."""
-        error = OSError(errno.ETIMEDOUT, "the drive does not answer")
-        self.placement.refused(volume, error, placing=False)
+        self.placement.refused(volume, NoAnswerError(waited=True), placing=False)
 
     def make_last(self, segment: Segment) -> None:
         """The pages to the device and, the first time, the file's name too."""

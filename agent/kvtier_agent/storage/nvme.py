@@ -53,10 +53,10 @@ class NvmeTier:
         self.unreadable = Unreadable()
         self._settings = settings
         self.errors = IOErrors()
-        self._patient = None if settings.synchronous else PatientIO(io)
+        self._patient = (
+            None if settings.synchronous else PatientIO(io, failed_late=self.errors.failed_late)
+        )
         self.io = CountedIO(self._patient or io, self.errors, slow_seconds=settings.slow_io_seconds)
-        if self._patient is not None:
-            self._patient.failed_late = self.io.failed_late
         self._swept: set[str] = set()
         self._emptied: dict[str, tuple[Volume, int]] = {}
         """Volumes that may join without more ado, and the start of the tier (`manifest`)."""
@@ -221,8 +221,7 @@ class NvmeTier:
             self._open_l2(geometry, behaviour, budgets)
         if self.l2 is not None:
             self._join_or_leave(named & set(self.volumes), lose)
-        for name in set(self.volumes) - set(budgets.volumes):
-            self.volumes.pop(name).close()
+        self._unlock_all_but(budgets.volumes)
 
     def leave(self, named: tuple[str, ...]) -> None:
         """Before the first client: volumes that a revision does not name any more leave, and what
@@ -232,6 +231,9 @@ class NvmeTier:
             return
         if self.l2 is not None:
             self.l2.withdraw(held - set(named))
+        self._unlock_all_but(named)
+
+    def _unlock_all_but(self, named: tuple[str, ...]) -> None:
         for name in set(self.volumes) - set(named):
             self.volumes.pop(name).close()
 

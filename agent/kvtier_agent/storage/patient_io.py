@@ -125,11 +125,17 @@ class _FileSystem:
 class PatientIO(FileIO):
     """`io`, whose calls may be given up. Thread-safe."""
 
-    def __init__(self, io: FileIO, *, seconds: float = PATIENCE_SECONDS) -> None:
+    def __init__(
+        self,
+        io: FileIO,
+        *,
+        seconds: float = PATIENCE_SECONDS,
+        failed_late: Late = lambda name, error: None,
+    ) -> None:
+        """`failed_late`: called, on a thread of its own, when a call that was given up ends in an
+        error; with what it was for, and that."""
         self.io = io
-        self.failed_late: Late = lambda name, error: None
-        """Called, on a thread of its own, when a call that was given up ends in an error: with the
-        name of the method."""
+        self._failed_late = failed_late
         self._seconds = seconds
         self._systems: dict[int, _FileSystem] = {}
         self._making = threading.Lock()
@@ -153,9 +159,7 @@ class PatientIO(FileIO):
         with self._making:
             system = self._systems.get(device)
             if system is None:
-                system = self._systems[device] = _FileSystem(
-                    lambda name, error: self.failed_late(name, error)
-                )
+                system = self._systems[device] = _FileSystem(self._failed_late)
         return system.do(_Call(name, call, late, removes), self._seconds)
 
     def _with(self, fd: int, call: Callable[..., Any], *arguments: Any) -> Any:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from kvtier_agent.cache.arena import runs
+from kvtier_agent.storage.fileio import NoAnswerError
 from kvtier_agent.storage.journal_files import JournalFullError
 from kvtier_agent.storage.segment import Segment, SegmentGoneError, segment_name
 from kvtier_agent.storage.volume import Volume
@@ -49,7 +50,7 @@ class Placement:
         held = self._l2.segments.get(number)
         if held is not None and not self._moves(*held, use):
             if held[1].health.hangs(self._clock()):
-                raise OSError(errno.ETIMEDOUT, "the drive does not answer")
+                raise NoAnswerError(waited=False)
             try:
                 self.begin(*held, use)
                 return self._lay_out(*held, first, count, use)
@@ -90,7 +91,7 @@ class Placement:
     def gives_up(self, volume: Volume) -> bool:
         """Is a volume lost, and not being tried just now?"""
         trouble = volume.health.trouble
-        return trouble is not None and trouble.lost and trouble.until > self._clock()
+        return trouble is not None and trouble.given_up(self._clock())
 
     def begin(self, segment: Segment, volume: Volume, use: Use | None) -> None:
         """Begin a segment anew if this is a later use of it: what it held is void from now on.

@@ -8,7 +8,6 @@ is used, the rest is removed.
 
 from __future__ import annotations
 
-import errno
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,10 +15,7 @@ from dataclasses import dataclass
 import structlog
 
 from kvtier_agent.storage.volume import Volume, VolumeError, refused
-from kvtier_agent.storage.volume_health import LASTING, LASTING_SECONDS
-
-OWN_LIMITS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
-"""Errors that say nothing about the drive, however long they last."""
+from kvtier_agent.storage.volume_health import LASTING, LASTING_SECONDS, OWN_LIMITS
 
 log = structlog.get_logger("kvtier.storage.recovery")
 

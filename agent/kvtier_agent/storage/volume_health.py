@@ -26,8 +26,8 @@ LASTING_SECONDS = 30.0
 controller that starts anew, or a journal that needs another log, takes seconds. In a row: no write
 succeeded in between, and none of them came so long after it could have been tried again."""
 
-_OWN_LIMITS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
-"""Errors that say nothing about the drive."""
+OWN_LIMITS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
+"""Errors that say nothing about the drive, however long they last."""
 
 log = structlog.get_logger("kvtier.storage.volume")
 
@@ -60,6 +60,10 @@ class Trouble:
             return False
         return self.until - self.rest - self.since >= LASTING_SECONDS
 
+    def given_up(self, now: float) -> bool:
+        """Is it lost, and not being tried just now?"""
+        return self.lost and self.until > now
+
 
 class VolumeHealth:
     """Of one volume. Any thread: `trouble` (None: it takes writes) is replaced as a whole."""
@@ -86,7 +90,7 @@ class VolumeHealth:
     def refused(self, now: float, error: OSError, *, placing: bool) -> None:
         """A write, or what comes before it, failed. Said in the log when that is news; refusals
         while it rests, by writes that were under way, count once."""
-        if error.errno in _OWN_LIMITS:
+        if error.errno in OWN_LIMITS:
             return
         reason = {errno.EROFS: "VolumeReadOnly"}.get(error.errno or 0, "VolumeUnusable")
         if error.errno in (errno.ENOSPC, errno.EDQUOT):

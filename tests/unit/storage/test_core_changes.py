@@ -85,7 +85,8 @@ def hits(core, count):
     return found
 
 
-def test_an_nvme_tier_that_comes_late_takes_in_what_an_earlier_agent_left(make_core):
+def left_behind(make_core) -> int:
+    """An agent stores pages and ends; how many of them lie on NVMe."""
     core = make_core()
     core.reconfigure(0.0, Behaviour(), budgets())
     core.register(0.0, GEOMETRY)
@@ -93,6 +94,11 @@ def test_an_nvme_tier_that_comes_late_takes_in_what_an_earlier_agent_left(make_c
     held = core.cache.snapshot(1.0).tiers[2].pages
     assert held > 20
     core.close()
+    return held
+
+
+def test_an_nvme_tier_that_comes_late_takes_in_what_an_earlier_agent_left(make_core):
+    held = left_behind(make_core)
     core = make_core()
     core.reconfigure(0.0, Behaviour(), budgets(l2=0))
     core.register(0.0, GEOMETRY)
@@ -106,12 +112,7 @@ def test_an_nvme_tier_that_comes_late_takes_in_what_an_earlier_agent_left(make_c
 
 
 def test_a_smaller_nvme_tier_keeps_what_fits_and_counts_the_rest(make_core):
-    core = make_core()
-    core.reconfigure(0.0, Behaviour(), budgets())
-    core.register(0.0, GEOMETRY)
-    put(core, 60)
-    held = core.cache.snapshot(1.0).tiers[2].pages
-    core.close()
+    held = left_behind(make_core)
     core = make_core()
     core.reconfigure(0.0, Behaviour(), budgets(l2=15))
     core.register(0.0, GEOMETRY)
@@ -121,11 +122,7 @@ def test_a_smaller_nvme_tier_keeps_what_fits_and_counts_the_rest(make_core):
 
 
 def test_what_was_found_goes_with_its_volume_also_before_any_client(make_core, mount):
-    core = make_core()
-    core.reconfigure(0.0, Behaviour(), budgets())
-    core.register(0.0, GEOMETRY)
-    put(core, 60)
-    core.close()
+    left_behind(make_core)
     folder = mount / "data0" / "kvtier" / "d"
     assert list(folder.glob("segment-*"))
     core = make_core()
@@ -147,12 +144,7 @@ def test_what_was_found_goes_with_its_volume_also_before_any_client(make_core, m
 @pytest.mark.parametrize("first", ["client", "headers"])
 def test_a_client_that_comes_before_the_revision_does_not_cost_the_pages_on_nvme(make_core, first):
     """Engines find a restarted agent at once; its revision takes longer."""
-    core = make_core()
-    core.reconfigure(0.0, Behaviour(), budgets())
-    core.register(0.0, GEOMETRY)
-    put(core, 60)
-    held = core.cache.snapshot(1.0).tiers[2].pages
-    core.close()
+    held = left_behind(make_core)
     core = make_core()
     if first == "headers":
         core.prepare(Behaviour(), budgets())
@@ -260,11 +252,7 @@ def test_a_client_that_could_not_be_served_leaves_no_trace_for_one_of_another_si
 
 
 def test_a_volume_that_fails_while_it_is_looked_through_can_be_tried_again(make_core, monkeypatch):
-    core = make_core()
-    core.reconfigure(0.0, Behaviour(), budgets())
-    core.register(0.0, GEOMETRY)
-    put(core, 60)
-    core.close()
+    left_behind(make_core)
     core = make_core()
 
     def fails(*_):

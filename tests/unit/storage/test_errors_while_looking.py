@@ -1,11 +1,11 @@
 """An error while a volume is looked through at the start removes nothing of what lies there."""
 
-import contextlib
 import errno
 from pathlib import Path
 
 import pytest
 from agents_in_turn import GEOMETRY, Node, put, right
+from descriptors import open_files
 from kvtier_agent.storage import recovery
 from kvtier_agent.storage.checkpoint import write_checkpoint
 from kvtier_agent.storage.core import CoreError
@@ -51,15 +51,6 @@ class Looking(FileIO):
     def names(self, folder):
         self._look()
         return super().names(folder)
-
-
-def open_files(folder: Path) -> list[str]:
-    """Files below `folder` that this process has open."""
-    names = []
-    for link in Path("/proc/self/fd").iterdir():
-        with contextlib.suppress(OSError):  # the one that lists the folder is gone by now
-            names.append(str(link.readlink()))
-    return sorted(name for name in names if name.startswith(str(folder)))
 
 
 def names_in(folder: Path) -> set[str]:

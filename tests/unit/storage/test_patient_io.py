@@ -90,9 +90,8 @@ def test_a_removal_is_asked_for_once_and_its_error_counts_though_nobody_waits(tm
             raise OSError(errno.EIO, "broken")
 
     inner, errors = Failing(), IOErrors()
-    patient = PatientIO(inner, seconds=0.05)
+    patient = PatientIO(inner, seconds=0.05, failed_late=errors.failed_late)
     io = CountedIO(patient, errors, slow_seconds=60)
-    patient.failed_late = io.failed_late
     fd, _ = io.open(tmp_path / "a", create=True, direct=False)
     with pytest.raises(OSError, match="does not answer"):
         io.allocate(fd, 0, 4096)

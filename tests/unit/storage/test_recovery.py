@@ -1,28 +1,18 @@
 """What a restart finds, and what it must not keep."""
 
-import contextlib
 import dataclasses
 import errno
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
 import xxhash
+from descriptors import open_files
 from kvtier_agent.cache.geometry import Geometry
 from kvtier_agent.cache.moves import MoveStatus
 from kvtier_agent.storage import recovery
 from kvtier_agent.storage.checkpoint import write_checkpoint
 from kvtier_agent.storage.volume import VolumeError
-
-
-def open_files(folder: Path) -> list[str]:
-    """Files of ours below ``folder`` that are open; an earlier test's threads close theirs late."""
-    names = []
-    for link in Path("/proc/self/fd").iterdir():
-        with contextlib.suppress(OSError):  # the one that lists the folder is gone by now
-            names.append(str(link.readlink()))
-    return sorted(name for name in names if name.startswith(str(folder)))
 
 
 def found_slots(one) -> list[int]:
