@@ -191,7 +191,11 @@ class Control:
             log.warning("what is in force cannot be held to", problem=e.message)
             self._refusal = Problem(e.reason, e.message)
             return
-        log.info("budgets changed", l0=budgets.l0, l1=budgets.l1, l2=budgets.l2)
+        say = log.warning if budgets.clamps else log.info
+        say(
+            "budgets changed", l0=budgets.l0, l1=budgets.l1, l2=budgets.l2,
+            clamped=[str(c) for c in budgets.clamps],
+        )  # fmt: skip
         self._budgets = budgets
 
     def _apply(self, wanted: Wanted, now: float, *, admitting: bool = True) -> None:

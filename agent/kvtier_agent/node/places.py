@@ -7,11 +7,12 @@ and locked by the server (``server.rundir``).
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
+
+from kvtier_agent.folder_lock import FolderLockError, lock_folder
 
 __all__ = ["PlaceError", "Places", "arena_folder", "held_bytes"]
 
@@ -85,21 +86,6 @@ def _make(folder: Path, what: str, option: str, mode: int) -> None:
 
 def _locked(folder: Path) -> int:
     try:
-        lock = os.open(folder / "agent.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    except OSError as e:
-        raise PlaceError(
-            f"state folder {folder}: {e.strerror}; choose a folder you may write with --state-dir"
-        ) from None
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        owner = os.pread(lock, 32, 0).decode(errors="replace").strip()
-        os.close(lock)
-        raise PlaceError(
-            f"state folder {folder} is in use by another agent"
-            + (f" (pid {owner})" if owner else "")
-            + "; stop it, or choose another folder with --state-dir"
-        ) from None
-    os.ftruncate(lock, 0)
-    os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
-    return lock
+        return lock_folder(folder, "state folder", "--state-dir")
+    except FolderLockError as e:
+        raise PlaceError(str(e)) from None

@@ -10,7 +10,6 @@ Mode and group are what keeps trust domains apart: 0660 and the domain's gid on 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import socket
 from collections.abc import Iterator
@@ -19,6 +18,7 @@ from typing import Final
 
 import zmq
 
+from kvtier_agent.folder_lock import FolderLockError, lock_folder
 from kvtier_agent.server.connection import is_live
 from kvtier_agent.server.settings import ServerError, ServerSettings
 
@@ -41,23 +41,14 @@ class RunDir:
         self.path = path
         try:
             path.mkdir(mode=0o755, parents=True, exist_ok=True)
-            self._lock = os.open(path / "agent.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
             raise ServerError(
                 f"run folder {path}: {error.strerror}; choose a folder you may write with --run-dir"
             ) from None
         try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            owner = os.pread(self._lock, 32, 0).decode(errors="replace").strip()
-            os.close(self._lock)
-            raise ServerError(
-                f"run folder {path} is in use by another agent"
-                + (f" (pid {owner})" if owner else "")
-                + "; stop it, or choose another folder with --run-dir"
-            ) from None
-        os.ftruncate(self._lock, 0)
-        os.pwrite(self._lock, f"{os.getpid()}\n".encode(), 0)
+            self._lock = lock_folder(path, "run folder", "--run-dir")
+        except FolderLockError as error:
+            raise ServerError(str(error)) from None
 
     def message_socket(
         self,
