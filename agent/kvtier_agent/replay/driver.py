@@ -193,7 +193,7 @@ def replay(trace: Trace, socket: Path, plan: Plan, watcher: Watcher) -> Report:
     with Client(
         socket, geometry, timeout_seconds=TIMEOUT_SECONDS, name="replay", raise_errors=True
     ) as client:
-        _wait_connected(client, socket)
+        _wait_connected(client, socket, watcher)
         _wait_admitting(client, watcher)
         try:
             before = read_agent(client)
@@ -205,10 +205,14 @@ def replay(trace: Trace, socket: Path, plan: Plan, watcher: Watcher) -> Report:
     return _report(run, plan, after - before, seconds)
 
 
-def _wait_connected(client: Client, socket: Path) -> None:
+def _wait_connected(client: Client, socket: Path, watcher: Watcher) -> None:
     """An agent may be busy or just starting; one that refuses has made up its mind."""
     end = time.monotonic() + TIMEOUT_SECONDS
     while not client.connected:
+        # Asked first: a client can only say that nobody listens, which is true of a dead agent too.
+        gone = watcher.alive()
+        if gone:
+            raise ReplayError(gone)
         if client.counters.refusals or not socket.exists() or time.monotonic() > end:
             raise ReplayError(
                 f"no agent takes this replay at {socket}: {client.counters.last_error}"

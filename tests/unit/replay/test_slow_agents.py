@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,6 +25,13 @@ class BusyClient:
         if self.asked <= self.busy:
             raise AgentTimeoutError("no answer within 5 s")
         return {"admitting": self.admitting}
+
+
+class Unconnected:
+    """A client that nobody answers."""
+
+    connected = False
+    counters = SimpleNamespace(refusals=0, last_error="no agent takes messages at this socket")
 
 
 class Watcher:
@@ -56,3 +65,20 @@ def test_one_that_never_answers_is_said(
     monkeypatch.setattr(driver, "_POLICY_SECONDS", 0.1)
     with pytest.raises(ReplayError, match=says):
         driver._wait_admitting(client, Watcher(gone))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("gone", "says"),
+    [
+        ("", "no agent takes this replay at .*: no agent takes messages"),
+        ("the agent ended with status -9", "^the agent ended with status -9$"),
+    ],
+)
+def test_one_that_ended_before_it_was_reached_is_said(
+    gone: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(driver, "TIMEOUT_SECONDS", 0.1)
+    socket = tmp_path / "a.sock"
+    socket.touch()
+    with pytest.raises(ReplayError, match=says):
+        driver._wait_connected(Unconnected(), socket, Watcher(gone))  # type: ignore[arg-type]
