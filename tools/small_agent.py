@@ -12,13 +12,13 @@ import os
 import shutil
 import signal
 import sys
-import threading
 import time
 from pathlib import Path
 from typing import Any
 
 import structlog
 from kvtier_agent.cache.settings import Behaviour, Budgets, CacheSettings
+from kvtier_agent.node.signals import Signals
 from kvtier_agent.server.http import HttpServer
 from kvtier_agent.server.loop import CacheLoop
 from kvtier_agent.server.rundir import table_path
@@ -136,10 +136,9 @@ def main() -> None:
 
         settings["io"] = ThrottledIO(throttle)
     agent = SmallAgent(folder, **settings)
-    done = threading.Event()
-    signal.signal(signal.SIGTERM, lambda *_: done.set())
+    signals = Signals((signal.SIGTERM,))
     print(json.dumps({"pid": os.getpid(), "port": agent.http.address[1]}), flush=True)
-    done.wait()
+    signals.wait()
     agent.close()
 
 

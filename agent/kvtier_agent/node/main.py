@@ -44,6 +44,7 @@ from kvtier_agent.node.memory import Memory
 from kvtier_agent.node.other_domains import sweep_memory, sweep_volumes
 from kvtier_agent.node.places import PlaceError, Places, held_bytes
 from kvtier_agent.node.rooms import Rooms
+from kvtier_agent.node.signals import Signals
 from kvtier_agent.node.standalone import PolicyFile, PolicyFileError
 from kvtier_agent.node.version import agent_version
 from kvtier_agent.node.volumes import measure_volumes
@@ -70,14 +71,12 @@ log = structlog.get_logger(__name__)
 def run(settings: AgentSettings) -> int:
     """The whole life of the process; the exit status. Raises `StartError`."""
     logs.configure(settings.log_level, settings.log_format)
-    stop = threading.Event()
     agent = Agent(settings)
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stop.set())
-    signal.signal(signal.SIGHUP, lambda *_: agent.reread())
+    signals = Signals((signal.SIGTERM, signal.SIGINT, signal.SIGHUP))
     try:
         agent.start()
-        stop.wait()
+        while signals.wait() == signal.SIGHUP:
+            agent.reread()
     finally:
         late = threading.Timer(settings.stop_seconds, _end_anyway)
         late.daemon = True

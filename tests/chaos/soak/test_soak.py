@@ -29,7 +29,7 @@ def test_an_agent_under_traffic_holds_nothing_when_it_is_at_rest(tmp_path: Path)
     seen = soak(tmp_path, seconds=10, seed=1, speed=None)
     late = {x for x in seen.problems if "resident memory" in x or "descriptors are open" in x}
     assert set(seen.problems) - late == set()
-    assert seen.killed_clients > 2
+    assert seen.killed_clients > 0
     assert len(seen.samples) > 10
 
 
