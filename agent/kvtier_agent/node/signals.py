@@ -41,5 +41,6 @@ class Signals:
         """The next of them, at once if it came since the last call or since the beginning."""
         while not self._came:
             # Every signal with a Python handler writes its number, also those of others.
-            self._came += (n for n in os.read(self._read_end, 512) if n in self._numbers)
-        return signal.Signals(self._came.popleft())
+            numbers = os.read(self._read_end, 512)
+            self._came += (signal.Signals(n) for n in numbers if n in self._numbers)
+        return self._came.popleft()
