@@ -58,11 +58,13 @@ def warm_seconds(seconds: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """Of the agent's process: seconds since the start, resident bytes, open descriptors."""
+    """Of the agent's process: seconds since the start, resident bytes, open descriptors; and of
+    the resident bytes, those of its own memory (the rest is shared with clients, or of files)."""
 
     at: float
     resident: int
     descriptors: int
+    own: int = 0
 
 
 @dataclass(slots=True)
@@ -165,10 +167,10 @@ class _Watch:
             for line in (folder / "status").read_text().splitlines()
             if ":" in line
         )
-        resident = int(status["VmRSS"].split()[0]) * 1024
+        resident, own = (int(status[name].split()[0]) * 1024 for name in ("VmRSS", "RssAnon"))
         # While a client that is to die has its connections, those are no leak.
         held = sum(1 for _ in (folder / "fd").iterdir())
-        return Sample(at, resident, held if self._victim is None else 0)
+        return Sample(at, resident, held if self._victim is None else 0, own)
 
 
 def soak(
@@ -219,7 +221,8 @@ def _traffic(
         seen.failed_requests += report.failed_requests
         last = seen.samples[-1]
         say(
-            f"{last.at:.0f} s: {seen.requests} requests, {last.resident / MIB:.1f} MiB resident,"
+            f"{last.at:.0f} s: {seen.requests} requests, {last.resident / MIB:.1f} MiB resident"
+            f" ({last.own / MIB:.1f} its own),"
             f" {last.descriptors} descriptors, {seen.killed_clients} clients killed"
         )
 

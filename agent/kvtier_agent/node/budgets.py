@@ -269,6 +269,7 @@ def _nvme(
     limit = f"above the reserve of {nvme.reserve_percent} %"
     failing: list[str] = []
     full: list[str] = []
+    short: list[str] = []
     for name in nvme.volumes:
         volume = facts.volumes[name]
         if volume.read_only:
@@ -285,12 +286,18 @@ def _nvme(
         reserve = volume.total * nvme.reserve_percent // 100
         if volume.full and not volume.failing:
             full.append(f"volume {name} is full")
-        room += max(0, volume.available + volume.held - reserve)
+        free = volume.available + volume.held
+        if free <= reserve:
+            short.append(
+                f"volume {name} has {human(volume.available)} free, below its reserve of "
+                f"{human(reserve)}"
+            )
+        room += max(0, free - reserve)
     wanted = nvme.size.bytes
     given = min(wanted, room)
-    said = ", ".join([*(failing or [limit]), *full])
+    said = ", ".join([*(failing or [limit]), *full, *short])
     limit = f"the volumes have {human(room)}, {said}"
     # A volume that takes no writes is said even where the others have room enough.
-    short = given < wanted or failing or full
-    clamp = Clamp("nvme", wanted, given, limit, why) if short else None
+    less = given < wanted or failing or full
+    clamp = Clamp("nvme", wanted, given, limit, why) if less else None
     return given, tuple(nvme.volumes), nvme.reserve_percent, clamp, (*failing, *full)

@@ -221,7 +221,8 @@ class Control:
             return
         self._life = lifecycle.applied(self._life, wanted)
         self._spec, self._budgets, self._refusal = wanted.spec, budgets, None
-        log.info(
+        say = log.warning if budgets.clamps else log.info
+        say(
             "revision in force",
             revision=wanted.revision[:10],
             policy=wanted.policy,

@@ -148,7 +148,11 @@ class Memory:
             self._patience.do(lambda: file.write(document), patience)
         except OSError as e:
             if name not in self._problems:
-                log.warning("state cannot be kept on disk", path=str(file.path), error=str(e))
+                log.warning(
+                    "state cannot be kept on disk; until it can, a restart forgets what is new",
+                    path=str(file.path), error=str(e),
+                    to_do="free space there, or mount --state-dir writable",
+                )  # fmt: skip
             self._problems[name] = f"{file.path} cannot be written ({e.strerror or e})"
             return False
         if self._problems.pop(name, ""):

@@ -114,7 +114,7 @@ class VolumeHealth:
             )  # fmt: skip
         if before is None:
             log.warning(
-                "a volume takes no writes; others of the tier are used, and it is tried again",
+                "a volume takes no writes; it is tried again, and others, if any, are used",
                 volume=self.name, reason=reason, error=message,
             )  # fmt: skip
         elif now_so.lost and not before.lost:

@@ -294,6 +294,17 @@ def test_a_full_volume_is_named_whether_the_tier_is_smaller_by_it_or_not(
     assert enough.differs(well, 5)
 
 
+def test_a_volume_below_its_reserve_is_named(revision: Make, facts: Make) -> None:
+    nvme = {"size": "100Gi", "volumes": ["data0", "data1"], "reservePercent": 10}
+    used = VolumeFacts(total=100 * GI, available=4 * GI)
+    roomy = VolumeFacts(total=80 * GI, available=40 * GI)
+    budgets = plan(revision(tiers={"nvme": nvme}), facts(volumes={"data0": used, "data1": roomy}))
+    (clamp,) = budgets.clamps
+    assert (budgets.l2, clamp.reason) == (32 * GI, Reason.VolumeFull)
+    assert "volume data0 has 4Gi free, below its reserve of 10Gi" in str(clamp)
+    assert "data1" not in str(clamp)
+
+
 def test_tiers_that_have_more_slots_than_records_are_named(revision: Make, facts: Make) -> None:
     spec = revision(
         tiers={
