@@ -22,6 +22,11 @@ def open_files() -> int:
     return sum(1 for _ in Path("/proc/self/fd").iterdir())
 
 
+def impatient(client: Client, seconds: float) -> None:
+    """From now on; until then what is prepared has the time that a busy machine needs."""
+    client.timeout_seconds = client._link.timeout_seconds = seconds
+
+
 class Held:
     """The agent's cache thread, held up until ``go``."""
 
@@ -75,10 +80,11 @@ def in_the_turn(client: Client, pages: Any, deadline_milliseconds: int) -> threa
 def test_a_call_does_not_wait_out_the_long_load_of_another_thread(
     agent: Any, connect: Callable[..., Client], pages_of: Callable[..., Any], hold: Any
 ) -> None:
-    client, pages = connect(agent.socket(), timeout_seconds=0.2), pages_of(1, 4)
+    client, pages = connect(agent.socket()), pages_of(1, 4)
     assert client.wait_connected(LONG)
     assert client.put(pages.keys, pages.bytes).stored == 4
     lease, reservation = client.load(pages.keys), client.reserve(pages_of(2, 2).keys)
+    impatient(client, 0.2)
     late = hold()
     other = in_the_turn(client, pages, 600_000)
     found = client.lookup(pages.keys)
@@ -95,6 +101,7 @@ def test_a_call_does_not_wait_out_the_long_load_of_another_thread(
     late.go()
     other.join(LONG)
     assert not other.is_alive()
+    impatient(client, LONG)
     assert client.lookup(pages.keys).prefix == 4
     held = client.stats()
     assert (held["leases"], held["reservations"]) == (0, 0), "sent when the turn was over"
@@ -103,23 +110,26 @@ def test_a_call_does_not_wait_out_the_long_load_of_another_thread(
 def test_who_wants_errors_hears_that_its_turn_did_not_come(
     agent: Any, connect: Callable[..., Client], pages_of: Callable[..., Any], hold: Any
 ) -> None:
-    client = connect(agent.socket(), timeout_seconds=0.2, raise_errors=True)
+    client = connect(agent.socket(), raise_errors=True)
     pages = pages_of(1, 4)
     assert client.wait_connected(LONG)
+    impatient(client, 0.2)
     late = hold()
     other = in_the_turn(client, pages, 600_000)
     with pytest.raises(AgentTimeoutError, match="other calls"):
         client.lookup(pages.keys)
     late.go()
     other.join(LONG)
+    impatient(client, LONG)
     assert client.ping()
 
 
 def test_closing_does_not_wait_out_a_long_load_either(
     agent: Any, connect: Callable[..., Client], pages_of: Callable[..., Any], hold: Any, until: Any
 ) -> None:
-    client, pages = connect(agent.socket(), timeout_seconds=0.2), pages_of(1, 4)
+    client, pages = connect(agent.socket()), pages_of(1, 4)
     assert client.wait_connected(LONG)
+    impatient(client, 0.2)
     late = hold()
     other = in_the_turn(client, pages, 600_000)
     client.close()
@@ -133,14 +143,16 @@ def test_closing_does_not_wait_out_a_long_load_either(
 def test_pages_that_came_too_late_for_the_client_are_misses(
     agent: Any, connect: Callable[..., Client], pages_of: Callable[..., Any], hold: Any, until: Any
 ) -> None:
-    client, pages = connect(agent.socket(), timeout_seconds=0.3), pages_of(1, 4)
+    client, pages = connect(agent.socket()), pages_of(1, 4)
     assert client.wait_connected(LONG)
     assert client.put(pages.keys, pages.bytes).stored == 4
     accounts = agent.loop._channels["default"].dispatcher.accounts
     assert client.lookup(pages.keys, request=7).prefix == 4
+    impatient(client, 0.3)
     late = hold()
     assert client.load(pages.keys, request=7).prefix == 0
     late.go()
+    impatient(client, LONG)
     assert until(lambda: agent.call(lambda: accounts.tally.asked_pages) == 4)
     assert agent.call(lambda: list(accounts.tally.pages)) == [0, 0, 0, 4]
     assert until(lambda: client.stats().get("leases") == 0)
