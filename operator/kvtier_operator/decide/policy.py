@@ -34,6 +34,8 @@ __all__ = ["plan_policy", "status_of"]
 MAX_SUPERSEDED: Final = 50
 MAX_NOTE_BYTES: Final = 1024
 """The API server counts the bytes of a note, of a condition's message the characters."""
+CONFLICT_SECONDS: Final = 10.0
+"""While a stored revision is in conflict it is read this often."""
 _OURS: Final = ("Ready", "Reconciling", "Stalled")
 _WORRYING: Final = (Reason.NodesStale, Reason.NodesNotReady)
 
@@ -47,7 +49,11 @@ def plan_policy(inputs: PolicyInputs) -> Plan:
     actions: list[Action] = [*_store(inputs, verdict), *_prune(inputs, status)]
     if status != _ours(policy.status):
         actions += [*_events(policy, status, verdict), _apply(policy, status)]
-    return Plan(verdict.reason.value, tuple(actions), next_stale)
+    again = next_stale
+    if verdict.reason is Reason.RevisionConflict:
+        # Whoever mends it touches a ControllerRevision, which is read and not watched.
+        again = min(CONFLICT_SECONDS, again or CONFLICT_SECONDS)
+    return Plan(verdict.reason.value, tuple(actions), again)
 
 
 def status_of(inputs: PolicyInputs) -> tuple[PolicyStatus, Verdict, float | None]:
@@ -175,8 +181,9 @@ def _events(policy: Policy, status: PolicyStatus, verdict: Verdict) -> list[Emit
     before = find(policy.status.conditions, "Ready")
     if before is not None and before.reason == verdict.reason:
         return []
+    since = "" if before is None else before.last_transition_time  # else told once a generation
     identity = "/".join(
-        (policy.uid, str(policy.generation), verdict.reason.value, status.desired_revision)
+        (policy.uid, str(policy.generation), verdict.reason.value, status.desired_revision, since)
     )
     digest = hashlib.sha256(identity.encode()).hexdigest()[:16]
     return [

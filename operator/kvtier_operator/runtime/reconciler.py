@@ -18,6 +18,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from kvtier_api.reasons import Reason
+
 from kvtier_operator.apply.client import Client, Resource
 from kvtier_operator.apply.errors import ApiError, Forbidden, Stale, Unreachable
 from kvtier_operator.apply.executor import Executor
@@ -276,6 +278,8 @@ class Reconciler:
             again = min(again, plan.look_again_after)
         if hold := self._freshness.hold(CACHE_NODES):
             again = min(again, hold)
+        if plan.why == Reason.RevisionConflict.value:
+            self._revisions_read.pop(name, None)
         return Plan(plan.why, plan.actions, again)
 
     async def _run(self, key: Key, plan: Plan) -> Plan:

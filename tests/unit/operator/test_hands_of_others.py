@@ -4,6 +4,7 @@ ever more slowly; never a reason to stop or to write without end."""
 from __future__ import annotations
 
 import asyncio
+import copy
 import dataclasses
 import itertools
 from typing import Any
@@ -298,3 +299,27 @@ def test_a_paused_policy_says_so_when_its_spec_went_back(a_policy: Any, a_cache:
     _, verdict, _ = status_of(of_policy(back, a_cache("a", old), a_cache("b", new)))
     assert verdict.reason is Reason.Paused
     assert "1 of 2 nodes do not get" in verdict.message
+
+
+async def test_a_revision_that_somebody_spoiled_and_deleted_is_there_again_in_ten_seconds(
+    api: Any, start: Any
+) -> None:
+    api.put_node("a")
+    api.put_policy("chat")
+    process = start()
+    await process.settle()
+    ((plural, name),) = [key for key in api.objects if key[0] == "controllerrevisions"]
+    sound = copy.deepcopy(api.objects[plural, name])
+    api.objects[plural, name]["data"] = {"revision": "f" * 64, "spec": {}}
+    process = start()
+    await process.settle()
+
+    def reason() -> str:
+        conditions = api.objects["kvtierpolicies", "chat"]["status"]["conditions"]
+        return str(next(c["reason"] for c in conditions if c["type"] == "Stalled"))
+
+    assert reason() == "RevisionConflict"
+    api.remove(plural, name)
+    await process.settle(12.0)
+    assert reason() != "RevisionConflict"
+    assert api.objects[plural, name]["data"] == sound["data"]

@@ -13,7 +13,7 @@ from kvtier_api.reasons import Reason
 from kvtier_operator.decide.facts import AgentReport, StoredRevision
 from kvtier_operator.decide.gather import Knobs, PolicyInputs, RuledNode
 from kvtier_operator.decide.plan import ApplyStatus, DropRevision, EmitEvent, StoreRevision
-from kvtier_operator.decide.policy import plan_policy, status_of
+from kvtier_operator.decide.policy import CONFLICT_SECONDS, plan_policy, status_of
 
 NOW = 1_796_000_000.0
 
@@ -203,7 +203,10 @@ def test_a_revision_with_other_content_is_a_conflict(a_policy: Any, inputs: Any)
     policy = a_policy()
     found = inputs(policy, revisions=(stored(policy, revision="f" * 64),))
     assert said(found) == ("RevisionConflict", "False", "False", "True")
-    assert not [a for a in plan_policy(found).actions if isinstance(a, StoreRevision)]
+    plan = plan_policy(found)
+    assert not [a for a in plan.actions if isinstance(a, StoreRevision)]
+    assert plan.look_again_after is not None
+    assert plan.look_again_after <= CONFLICT_SECONDS, "whoever mends it is not seen otherwise"
 
 
 def test_one_generation_never_makes_revisions_without_end(a_policy: Any, inputs: Any) -> None:
@@ -255,6 +258,16 @@ def test_one_event_per_transition_and_before_the_status(
     assert plan_policy(inputs(settled, [a_cache("a", policy)])).actions == ()
     later = dataclasses.replace(inputs(settled, [a_cache("a", policy)]), now=NOW + 1e6)
     assert plan_policy(later).actions == ()
+
+
+def test_what_comes_back_is_told_again(a_policy: Any, a_cache: Any, inputs: Any) -> None:
+    policy, told = a_policy(), []
+    for step, silent in enumerate((0.0, 99.0, 0.0, 99.0)):
+        found = inputs(policy, [a_cache("a", policy)], silent=silent, now=NOW + 60 * step)
+        told += [a for a in plan_policy(found).actions if isinstance(a, EmitEvent)]
+        policy = dataclasses.replace(policy, status=status_of(found)[0])
+    assert [event.reason for event in told] == 2 * [Reason.InForce, Reason.NodesStale]
+    assert len({event.name for event in told}) == 4
 
 
 def test_transition_times_move_only_with_the_status(
