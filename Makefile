@@ -11,7 +11,7 @@ UV_VERSION := 0.13.9
 # Most of the tests wait for processes rather than compute; a file's tests share what they start.
 PYTEST  := $(PY) -m pytest -n 4 --dist loadfile --no-loadscope-reorder
 # Kills and outages take their time, the more so on a shared machine: the limit is for what hangs.
-SLOW    := $(PY) -m pytest -n 2 --dist loadfile --no-loadscope-reorder --timeout 900
+SLOW    := $(PY) -m pytest -n 3 --dist loadfile --no-loadscope-reorder --timeout 900
 TOOLS   := PYTHONPATH=tools $(PY)
 
 BENCHMARKS := memory lookup endtoend l2 recovery

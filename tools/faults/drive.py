@@ -75,8 +75,9 @@ class FailingDrive(FileIO):
             if not fault:
                 if chance.random() >= chances.fault:
                     return ""
-                kinds = [f for f in FAULTS[operation] if (operation, f) not in self.injected]
-                fault = chance.choice(kinds or FAULTS[operation])  # every kind once, to begin with
+                kinds = [f for f in FAULTS[operation] if f not in without]
+                new = [f for f in kinds if (operation, f) not in self.injected]
+                fault = chance.choice(new or kinds)  # every kind once, to begin with
                 if chance.random() < chances.burst:
                     left = chance.randint(1, chances.longest_burst - 1)
             if fault in without:

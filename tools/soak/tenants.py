@@ -9,10 +9,11 @@ import random
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 from hypothesis import strategies as st
 from hypothesis.stateful import invariant, rule
 from kvtier_agent.cache.quotas import UNBOUNDED, tenant_number
-from kvtier_agent.cache.record import Flag
+from kvtier_agent.cache.record import NO_SLOT, Flag
 from kvtier_agent.cache.settings import Behaviour, TenantQuota
 from kvtier_agent.storage.core import CoreError
 
@@ -53,7 +54,7 @@ class TenantRules:
     @invariant()
     def quotas_are_kept(self) -> None:
         """What a tenant uses beyond a quota never grows: it was there when the quota came, or is
-        exempt as part of a frozen prefix."""
+        (or was until now) exempt as part of a frozen prefix."""
         cache = self.cache
         table, quotas = cache.table, cache.shelves.quotas
         rows = table.live_rows()
@@ -63,14 +64,20 @@ class TenantRules:
         if self.__dict__.get("_over_by") != rules:
             seen.clear()
             self.__dict__["_over_by"] = rules
+        keys = [key.tobytes() for key in table.key[rows]]
+        before: set[bytes] = self.__dict__.get("_exempt", set())
+        self.__dict__["_exempt"] = {k for k, is_so in zip(keys, exempt, strict=True) if is_so}
+        no_more = ~exempt & np.array([key in before for key in keys], dtype=bool)
         for number, share in quotas.shares.items():
             mine = exempt & (table.tenant[rows] == number)
+            ended = no_more & (table.tenant[rows] == number)
             for tier, limit in enumerate(share.limits):
                 if limit == UNBOUNDED:
                     continue
-                slots = cache.shelves.slots[tier][rows[mine]]
-                used = int(quotas.use[tier][number]) - int((slots != 0xFFFFFFFF).sum())
-                most = max(limit, seen.get((number, tier), used))
+                held = cache.shelves.slots[tier]
+                used = int(quotas.use[tier][number]) - int((held[rows[mine]] != NO_SLOT).sum())
+                on_top = int((held[rows[ended]] != NO_SLOT).sum())
+                most = max(limit, seen.get((number, tier), used) + on_top)
                 assert used <= most, f"{share.name} has {used} of {limit} slots of tier {tier}"
                 seen[number, tier] = max(used, limit)
 
