@@ -226,11 +226,17 @@ class Quotas:
         limit = self.shares[number].limits[tier]
         if limit == UNBOUNDED:
             return 0
-        staying = int(self.use[tier][number])
-        if tier < 2:
-            staying -= int(self._leaving[tier][number])
+        staying = self._staying(number, tier)
         ahead = -(-limit // ROOM_AHEAD) if limit > 1 else 0
         return max(0, staying - (limit - ahead)) if staying > limit - ahead // 2 else 0
+
+    def beyond(self, number: int, tier: int) -> int:
+        """Slots of `tier` that the tenant uses past its quota, less what is on its way down."""
+        return max(0, self._staying(number, tier) - self.shares[number].limits[tier])
+
+    def _staying(self, number: int, tier: int) -> int:
+        use = int(self.use[tier][number])
+        return use - int(self._leaving[tier][number]) if tier < 2 else use
 
     def within(self, rows: Rows, tier: int, *, keep_last: bool = False) -> Mask:
         """Which of these pages, that are about to enter `tier`, their tenants have room for: the

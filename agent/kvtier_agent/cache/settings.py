@@ -128,7 +128,8 @@ class CacheSettings:
     """Part of L1 that puts may not take, kept for pages read from L2, percent, 0 to 50."""
     write_queue_bytes: int = 256 * MIB
     """Bound on bytes on their way to L2; at 90 % of it, or with half of L1's slots on their way,
-    the coldest L1 pages are dropped."""
+    nothing more is queued, and where L1 needs slots its coldest pages are dropped. A larger page
+    goes alone."""
     compaction_bytes_per_second: int = 128 * MIB
     """Bound on what compaction writes to NVMe, bytes per second, 0 (nothing is moved, pages of a
     segment that is emptied are dropped) to 2^40. It counts as writes like any other."""

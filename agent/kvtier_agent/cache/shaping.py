@@ -12,6 +12,7 @@ from kvtier_agent.cache.counters import Counters
 from kvtier_agent.cache.geometry import Geometry
 from kvtier_agent.cache.identity import KeyArray
 from kvtier_agent.cache.leases import LeaseBook
+from kvtier_agent.cache.leaving import l1_lines
 from kvtier_agent.cache.page_table import PageTable
 from kvtier_agent.cache.pins import Pins
 from kvtier_agent.cache.record import Rows
@@ -161,7 +162,7 @@ class Shaping:
         `adoption.take_over`."""
         adoption.take_over(self.shelves, rows, names, backed)
         self.shelves.quotas.count_all()
-        self.traffic.high1 = self.traffic.low1 = self.shelves.pools[1].limit
+        self.traffic.lines1 = l1_lines(self.shelves.pools[1].limit, False, self.settings)
 
     def lose_segments(self, now: float, segments: set[int]) -> None:
         """These segments of L2 are gone with their volume, and so are the copies in them. What is

@@ -25,7 +25,7 @@ def take_snapshot(cache: Cache, now: float) -> CacheSnapshot:
     lines, traffic = cache.traffic.lines, cache.traffic
     water = (
         (lines.high, lines.low),
-        (traffic.high1, traffic.low1),
+        (traffic.lines1.high, traffic.lines1.low),
         (shelves.pools[2].limit, shelves.pools[2].limit),
     )
     tiers = []

@@ -10,10 +10,10 @@ where its reader found it, and the copy is thrown away.
 
 L1 leaves in this order of preference, for each of its coldest pages: it has a clean copy in L2 and
 just gives its slot back; L2 admits it and it is queued for writing; else it is dropped. Writes that
-are queued or under way are bounded by `write_queue_bytes` and by half of L1's slots; from 90 % of
-the bytes on, at that half, and while NVMe is failing, cold pages are dropped in the batch instead
-of queued (emergency eviction), so memory never runs out whatever the drive does, and puts go on. A
-read from L2 that finds no free slot takes that of a page with a copy in L2, and only where there is
+are queued or under way are bounded: by 90 % of `write_queue_bytes` and by half of L1's slots; while
+NVMe is failing there are none. Past that, pages that leave ahead of need wait in L1 (`leaving`);
+where a slot is needed now the coldest are dropped instead of queued (emergency eviction), so memory
+never runs out whatever the drive does, and puts go on. A read from L2 that finds no free slot takes that of a page with a copy in L2, and only where there is
 none that of the coldest: reading a long past must not cost what was never written.
 
 L2 full: whole segments are emptied (`reclaim`). If a page of one lies in L1 as well, only its copy
@@ -25,6 +25,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from kvtier_agent.cache.leaving import L1Lines, going_down, kept_for_loads, l1_lines, queue_room
 from kvtier_agent.cache.moves import Move, MoveKind
 from kvtier_agent.cache.pressure import Level, Lines, lines
 from kvtier_agent.cache.quarantine import Quarantine
@@ -38,9 +39,6 @@ from kvtier_agent.cache.worth import Worth
 
 NOBODY: Rows = np.empty(0, dtype=np.uint32)
 
-NEAR_BOUND = 0.9
-"""Part of `write_queue_bytes` from which cold pages are dropped instead of queued."""
-
 LEAVING_PART = 0.5
 """Part of L1's slots that may be on their way to L2, whatever `write_queue_bytes` says."""
 
@@ -53,14 +51,14 @@ terabyte must not become a hundred thousand orders."""
 
 
 class Traffic:
-    """Moves between tiers. `lines`: of L0; `high1`, `low1`: water marks of L1 in slots."""
+    """Moves between tiers. `lines`, `lines1`: of L0 and of L1."""
 
     def __init__(self, shelves: Shelves, worth: Worth) -> None:
         self.shelves = shelves
         self.worth = worth
         self.lines = Lines(0, 0, 0, 0, 0)
-        self.high1 = 0
-        self.low1 = 0
+        self.lines1 = L1Lines(0, 0, 0)
+        self.falling1 = False
         self.ahead1 = 0
         """Slots of L1 that the next put will want: the last one found it full. 0: there is room."""
         self.leaving0 = 0
@@ -146,14 +144,7 @@ class Traffic:
             shelves.counters.evicted_l1 += rows[over].size
             self.trimming.drop(rows[over])
             rows = rows[~over]
-        bound = int(self.worth.settings.write_queue_bytes * NEAR_BOUND)
-        room = max(0, bound - self.write_queue_bytes) // self.worth.geometry.page_bytes
-        # While a drive hangs, what is on its way holds its slots: puts live off the rest.
-        pool = shelves.pools[1]
-        if pool.used <= pool.limit:  # a tier that shrinks is emptied as fast as the bytes allow
-            room = min(room, max(0, max(1, int(pool.limit * LEAVING_PART)) - self.leaving1))
-        if now < self.pause_until:
-            room = 0
+        room = self.room_to_write(now)
         if shelves.pool2.available < min(rows.size, room):
             self.reclaim.at_once(min(rows.size, room))
         slots = shelves.pool2.take(min(rows.size, room))
@@ -170,6 +161,18 @@ class Traffic:
             shelves.quotas.leaves(rows, 1)
             self.write_queue_bytes += rows.size * self.worth.geometry.page_bytes
             self.issue(now, MoveKind.WRITE, rows, shelves.table.l1_slot[rows], slots)
+
+    def room_to_write(self, now: float) -> int:
+        """Pages that `write` takes now."""
+        if now < self.pause_until:
+            return 0
+        bound, page = self.worth.settings.write_queue_bytes, self.worth.geometry.page_bytes
+        room = queue_room(bound, self.write_queue_bytes, page)
+        # While a drive hangs, what is on its way holds its slots: puts live off the rest.
+        pool = self.shelves.pools[1]
+        if pool.used <= pool.limit:  # a tier that shrinks is emptied as fast as the bytes allow
+            room = min(room, max(0, max(1, int(pool.limit * LEAVING_PART)) - self.leaving1))
+        return room
 
     def leave_l2(self, rows: Rows) -> None:
         """These copies leave L2; pages that lie only there are gone."""
@@ -237,15 +240,9 @@ class Traffic:
 
     def set_lines(self, limits: list[int]) -> None:
         """Water marks for tiers of so many slots, by the behaviour in force."""
-        behaviour, settings = self.worth.behaviour, self.worth.settings
+        behaviour = self.worth.behaviour
         self.lines = lines(limits[0], behaviour.tighten_percent, behaviour.demote_percent)
-        if limits[2]:
-            # A small tier keeps some slots free as well, so that a chain finds room at once.
-            high, low = settings.dram_high_percent, settings.dram_low_percent
-            self.high1 = min(limits[1] * high // 100, limits[1] - min(limits[1] // 8, 32))
-            self.low1 = min(limits[1] * low // 100, limits[1] - min(limits[1] // 4, 64))
-        else:  # dropping is instant: no slot needs to be free in advance
-            self.high1 = self.low1 = limits[1]
+        self.lines1 = l1_lines(limits[1], limits[2] > 0, self.worth.settings)
 
     def balance(self, now: float) -> Level:
         """Bring the tiers back below their water marks. The pressure level of L0 before it."""
@@ -259,8 +256,11 @@ class Traffic:
             cold = shelves.victims(0, staying - self.lines.low)
             shelves.put_back(0, self.demote(now, cold))
         staying = shelves.pools[1].used - self.leaving1
-        if staying > self.high1:
-            self.go_down(now, shelves.victims(1, staying - self.low1))
+        count, self.falling1 = going_down(
+            self.lines1, staying, self.room_to_write(now), self.falling1
+        )
+        if count:
+            self.go_down(now, shelves.victims(1, count))
         if shelves.quotas.stirred:
             self.trimming.balance(now)
         self.reclaim.balance(now)
@@ -282,14 +282,18 @@ class Traffic:
     @property
     def kept_for_loads(self) -> int:
         """Slots of L1 that puts may not take."""
-        return self.shelves.pools[1].limit * self.worth.settings.dram_load_reserve_percent // 100
+        return kept_for_loads(self.shelves.pools[1].limit, self.worth.settings)
 
     def straight_down(self, now: float, rows: Rows) -> None:
-        """Pages that just entered L1 although only L2 admits them pass through."""
+        """Pages that just entered L1 although only L2 admits them pass through; those that find no
+        room in the write queue, the last ones, leave when they are cold."""
         if self.worth.behaviour.threshold_microseconds_per_mib[1] == 0:
             return
-        passing = rows[~self.worth.keeps(self.shelves.table, rows, 1)]
-        self.go_down(now, passing[self.shelves.table.pins[passing] == 0])
+        table = self.shelves.table
+        passing = rows[~self.worth.keeps(table, rows, 1) & (table.pins[rows] == 0)]
+        waits = self.worth.keeps(table, passing, 2) & (self.shelves.pools[2].limit > 0)
+        waits &= np.cumsum(waits) > self.room_to_write(now)
+        self.go_down(now, passing[~waits])
 
     def suspect(self, rows: Rows) -> None:
         """The places of these pages in L2 are bad: they are dead, and their segments suspect."""

@@ -1,7 +1,8 @@
 """Tenants at their quota make room among their own pages, the coldest first.
 
     ahead       after each call of the cache: what is above a line near the quota goes down; where
-                that could not go (it is leased, or finds no slot below), after the next call again
+                that could not go (it is leased, or finds no slot below or no room in the write
+                queue), after the next call again
     at once     before pages of the tenant enter a tier that has no room for them in its quota
 
 What goes down takes the ways of all pages (`Traffic`): from HBM to DRAM, from DRAM to NVMe where
@@ -34,10 +35,19 @@ class Trimming:
         stirred, self._quotas.stirred = self._quotas.stirred, set()
         for number in sorted(stirred & self._quotas.shares.keys()):
             for tier in (0, 1, 2):
-                self._give_up(now, number, tier, self._quotas.excess(number, tier))
+                self._give_up(now, number, tier, self._ahead(now, number, tier))
             self._quotas.compact(number)
             if any(self._quotas.excess(number, tier) for tier in (0, 1, 2)):
                 self._quotas.stirred.add(number)
+
+    def _ahead(self, now: float, number: int, tier: int) -> int:
+        """Slots that the tenant gives up ahead of need. What is still within its quota of L1 waits
+        there for room in the write queue."""
+        excess = self._quotas.excess(number, tier)
+        if tier == 1 and excess and self._shelves.pools[2].limit:
+            room = self._traffic.room_to_write(now)
+            excess = max(min(excess, room), self._quotas.beyond(number, 1))
+        return excess
 
     def beyond(
         self, now: float, rows: Rows, tier: int, *, keep_last: bool = False
