@@ -172,6 +172,13 @@ class Reason(StrEnum):
         "Raise the agent's --max-pages, or make pages larger; each record takes 128 bytes of "
         "shared memory.",
     )
+    FrozenTooLarge = (
+        "FrozenTooLarge",
+        "frozen prefix {prefix} may keep {actual} instead of {wanted}: all of them may take 90 % "
+        "of {tier}",
+        "Lower maxSize of frozenPrefixes, or make the tier larger: tiers.hbm, or tiers.dram where "
+        "the engine owns L0.",
+    )
     NotClamped = (
         "NotClamped",
         "tiers have the sizes that the policy asks for",

@@ -5,12 +5,15 @@ when the policy lists the page's key (of two prefixes that list it, the first). 
 `max_bytes` its pages are *exempt*: no threshold applies and they are not evicted out of L0 (in
 shape `engine`, where L0 is the engine's, not out of L1). Pages past the budget are ordinary, and
 `snapshot` says how many. First come, first exempt; a budget that shrinks lets the deepest pages go
-first, one that grows takes the shallowest in. An exempt page that had to start in L1 is promoted as
-soon as L0 has room, without regard to the cool-down.
+first, one that grows takes the shallowest in. All budgets together are at most `FROZEN_PERCENT` of
+the tier in which pages are kept: it could not shrink else, nor take any other page; prefixes have
+theirs in the order of the policy. An exempt page that had to start in L1 is promoted as soon as L0
+has room, without regard to the cool-down.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,6 +25,19 @@ from kvtier_agent.cache.parts import part_key
 from kvtier_agent.cache.record import NO_ROW, Flag, Rows, State
 from kvtier_agent.cache.results import FrozenSnapshot
 from kvtier_agent.cache.settings import FrozenPrefix
+
+FROZEN_PERCENT = 90
+"""Part of L0, or in shape `engine` of L1, that frozen prefixes may take together."""
+
+
+def fit_frozen(sizes: Iterable[int], tier: int) -> list[int]:
+    """What each of the prefixes, that ask for these sizes, may take of a tier; the first ones get
+    theirs first. In bytes or in slots."""
+    left, given = tier * FROZEN_PERCENT // 100, []
+    for size in sizes:
+        given.append(min(size, left))
+        left -= given[-1]
+    return given
 
 
 @dataclass(slots=True)
@@ -61,20 +77,27 @@ class FrozenBook:
         return np.array(found, dtype=np.uint16) if any(found) else None
 
     def configure(
-        self, listed: tuple[FrozenPrefix, ...], slot_bytes: int, table: PageTable, tp: int = 1
+        self,
+        listed: tuple[FrozenPrefix, ...],
+        slot_bytes: int,
+        table: PageTable,
+        tp: int,
+        slots: tuple[int, int],
     ) -> Rows:
-        """New budgets; listed keys are of pages, of which `tp` ranks have a part each. Returns the
-        rows that became ordinary (they re-enter replacement)."""
+        """New budgets; listed keys are of pages, of which `tp` ranks have a part each; `slots`: of
+        L0 and L1. Returns the rows that re-enter replacement: those that became ordinary and,
+        where there is no L0 any more, those that still lie in it."""
         for prefix in self._prefixes.values():
             prefix.listed = False
             prefix.max_pages = 0
             prefix.max_bytes = 0
-        for entry in listed:
+        most = fit_frozen((entry.max_bytes // slot_bytes for entry in listed), slots[0] or slots[1])
+        for entry, pages in zip(listed, most, strict=True):
             number = self._ids.setdefault(entry.name, len(self._ids) + 1)
             prefix = self._prefixes.setdefault(number, _Prefix(0, 0))
             prefix.listed = True
             prefix.max_bytes = entry.max_bytes
-            prefix.max_pages = entry.max_bytes // slot_bytes
+            prefix.max_pages = pages
         self._by_key = {
             part_key(key, rank, tp): self._ids[entry.name]
             for entry in reversed(listed)
@@ -93,8 +116,11 @@ class FrozenBook:
             table.clear_flag(mine[prefix.max_pages :], Flag.EXEMPT)
             prefix.exempt = min(len(mine), prefix.max_pages)
             prefix.ordinary = len(mine) - prefix.exempt
-        ordinary: Rows = rows[was & ~table.has(rows, Flag.EXEMPT)]
-        return ordinary
+        free = was & ~table.has(rows, Flag.EXEMPT)
+        if not slots[0]:
+            free |= table.state[rows] == int(State.IN0)
+        back: Rows = rows[free]
+        return back
 
     @property
     def names(self) -> list[str]:

@@ -119,10 +119,14 @@ class Shaping:
         self.shelves.quotas.configure(behaviour.quotas, (limits[0], limits[1], limits[2]))
         self.traffic.set_lines(limits)
         self.pins.fit()
-        ordinary = self.shelves.frozen.configure(
-            behaviour.frozen, self.geometry.slot_bytes, self.table, self.geometry.tp
+        back = self.shelves.frozen.configure(
+            behaviour.frozen,
+            self.geometry.slot_bytes,
+            self.table,
+            self.geometry.tp,
+            (limits[0], limits[1]),
         )
-        self.shelves.stamp(ordinary)
+        self.shelves.stamp(back)
         if not take_in():  # else what was found is looked at as it is; the next tick balances
             self._balance(now)
 

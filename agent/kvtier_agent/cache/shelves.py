@@ -137,7 +137,7 @@ class Shelves:
     def _leaves(self, rows: Rows, stamps: Stamps, home: State) -> NDArray[np.bool_]:
         table = self.table
         flags = int(Flag.DOOMED)
-        if home is State.IN0 or self.engine_shape:
+        if home is (State.IN1 if self.engine_shape else State.IN0):
             flags |= int(Flag.EXEMPT)
         leaves: NDArray[np.bool_] = (
             (table.touch[rows] == stamps)

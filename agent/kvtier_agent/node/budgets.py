@@ -20,7 +20,9 @@ The rules (all sizes in bytes):
    it holds; one whose writes go on failing counts for nothing.
 5. A page needs a record in its domain's page table too: tiers that could hold more pages than there
    are records are named; the cache sees to it that nothing stands still.
-6. What came out smaller than asked is a `Clamp` that names both figures and what was in the way.
+6. Frozen prefixes take at most a part of the tier that keeps them; those that do not fit get less,
+   in the order of the policy.
+7. What came out smaller than asked is a `Clamp` that names both figures and what was in the way.
    What cannot work at all is `NotApplicableError`, and the revision before stays in force.
 
 Rules 2 to 4 share what is there evenly between trust domains; the figures here are for the node.
@@ -34,6 +36,7 @@ from typing import Final
 from kvtier_api.policy import RevisionSpec
 from kvtier_api.reasons import Reason
 
+from kvtier_agent.cache.frozen import FROZEN_PERCENT, fit_frozen
 from kvtier_agent.node.facts import Facts
 from kvtier_agent.units import human
 
@@ -63,7 +66,7 @@ class NotApplicableError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Clamp:
-    """A tier that got less than the revision asks for."""
+    """A tier, or a frozen prefix, that got less than the revision asks for."""
 
     tier: str
     wanted: int
@@ -150,6 +153,7 @@ def plan(spec: RevisionSpec, facts: Facts, in_force: NodeBudgets | None = None) 
     short = _short_of_records(facts, l0, l1, l2)
     clamps += short
     unwell += tuple(f"{clamp.tier}, {clamp.limit}" for clamp in short)
+    clamps += _frozen(spec, facts, l0, l1)
     not_applied: tuple[str, ...] = NOT_OBEYED_IN_ENGINE_SHAPE if facts.shape == "engine" else ()
     if not_applied and any(quota.hbm_percent is not None for quota in spec.tenants.quotas):
         not_applied = tuple(sorted((*not_applied, "tenants.quotas.hbmPercent")))
@@ -199,6 +203,23 @@ def _short_of_records(facts: Facts, l0: int, l1: int, l2: int) -> list[Clamp]:
         if clamps:
             return clamps
     return []
+
+
+def _frozen(spec: RevisionSpec, facts: Facts, l0: int, l1: int) -> list[Clamp]:
+    """Prefixes of which less can stay than the policy says."""
+    tier, size = ("hbm", l0) if facts.shape == "owned" else ("dram", l1)
+    wanted = [prefix.max_size.bytes for prefix in spec.frozen_prefixes]
+    clamps = []
+    for prefix, most in zip(spec.frozen_prefixes, fit_frozen(wanted, size), strict=True):
+        if most < prefix.max_size.bytes:
+            what = f"give it a maxSize of {human(most)}" if most else "leave it out"
+            limit = (
+                f"all of them may take {FROZEN_PERCENT} % of {tier} ({human(size)}); {what}, or"
+                f" make tiers.{tier} larger"
+            )
+            name = f"frozenPrefixes {prefix.name}"
+            clamps.append(Clamp(name, prefix.max_size.bytes, most, limit, Reason.FrozenTooLarge))
+    return clamps
 
 
 def _hbm_base(spec: RevisionSpec, facts: Facts) -> tuple[int, tuple[str, ...]]:

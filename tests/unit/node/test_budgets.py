@@ -327,3 +327,32 @@ def test_tiers_that_have_more_slots_than_records_are_named(revision: Make, facts
     assert str(two.clamps[0]).startswith("nvme: 14Gi of 64Gi"), "each domain has its own table"
     enough = plan(spec, facts(tables=(replace(table, max_pages=1 << 16),)))
     assert enough.clamps == ()
+
+
+def test_a_frozen_prefix_that_does_not_fit_is_named_with_what_to_write(
+    revision: Make, facts: Make
+) -> None:
+    prefixes = [{"name": "bot", "maxSize": "2Gi"}, {"name": "tools", "maxSize": "12Gi"}]
+    spec = revision(frozenPrefixes=prefixes)
+    assert plan(spec, facts()).clamps == ()
+    budgets = plan(spec, facts(device=Device("cuda", 1, 50 * GI)))  # L0 is a fifth of it
+    (clamp,) = budgets.clamps
+    assert clamp.reason is Reason.FrozenTooLarge
+    assert str(clamp) == (
+        "frozenPrefixes tools: 7Gi of 12Gi, all of them may take 90 % of hbm (10Gi); "
+        "give it a maxSize of 7Gi, or make tiers.hbm larger"
+    )
+    assert (budgets.l0, budgets.l1) == (10 * GI, 60 * GI)
+
+
+def test_where_the_engine_owns_l0_frozen_prefixes_must_fit_into_dram(
+    revision: Make, facts: Make
+) -> None:
+    prefixes = [{"name": "bot", "maxSize": "9Gi"}, {"name": "tools", "maxSize": "1Gi"}]
+    spec = revision(frozenPrefixes=prefixes)
+    limit = MemoryLimit(12 * GI, "the Pod's memory limit", 2 * GI)
+    budgets = plan(spec, facts(shape="engine", memory=limit))
+    assert [clamp.tier for clamp in budgets.clamps] == ["dram", "frozenPrefixes tools"]
+    assert str(budgets.clamps[1]).endswith(
+        "all of them may take 90 % of dram (10Gi); leave it out, or make tiers.dram larger"
+    )
