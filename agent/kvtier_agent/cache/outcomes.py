@@ -2,10 +2,11 @@
 
 A copy counts only if it succeeded and nobody pinned or doomed the page meanwhile; otherwise the
 page is where it was and the target's slot is free again. A failed write leaves the page in L1 (bad
-bytes apart: those are quarantined, never written); a failed read takes the page out of the cache
-and makes its segment suspect, unless a power cut kept the page from being written. After a write
-that failed for the drive's sake, writing pauses, first for 1 s, then twice as long each time up to
-60 s; until then cold pages are dropped instead.
+bytes apart: those are quarantined, never written), as cold as it was if the write was not even
+tried; a failed read takes the page out of the cache and makes its segment suspect, unless a power
+cut kept the page from being written. After a write that failed for the drive's sake, writing
+pauses, first for 1 s, then twice as long each time up to 60 s; where slots are needed until then,
+cold pages are dropped instead.
 """
 
 from __future__ import annotations
@@ -55,12 +56,13 @@ class Outcomes:
         elif move.kind is MoveKind.WRITE:
             self._finish_write(now, move, outcome.status)
         else:
-            self._finish_copy(now, move, ok)
+            self._finish_copy(now, move, outcome.status)
         return NOBODY, NOBODY
 
-    def _finish_copy(self, now: float, move: Move, ok: NDArray[np.bool_]) -> None:
+    def _finish_copy(self, now: float, move: Move, status: NDArray[np.uint8]) -> None:
         """Demotions and promotions: the page is at the target, or still at its source."""
         shelves, table, rows = self.traffic.shelves, self.traffic.shelves.table, move.rows
+        ok = status == MoveStatus.OK
         down = move.kind is MoveKind.DEMOTE
         source, target = (0, 1) if down else (1, 0)
         home, goal = (State.IN0, State.IN1) if down else (State.IN1, State.IN0)
@@ -74,7 +76,7 @@ class Outcomes:
             shelves.disown(back, target)
             table.set_state(back, home)
             shelves.bury(back)
-            shelves.stamp(back[table.state[back] == home])
+            self._in_order(back, home, down & (status[stays] == MoveStatus.CANCELLED))
         if not gone.size:
             return
         if not down and ((table.tiers[gone] & HAS_L2) != 0).any():
@@ -131,8 +133,15 @@ class Outcomes:
         shelves.counters.quarantined_pages += bad.size
         shelves.doom(bad)
         shelves.bury(rest[table.state[rest] == int(State.IN1)])
-        alive = rest[(table.state[rest] == int(State.IN1)) & ~table.has(rest, Flag.DOOMED)]
-        shelves.stamp(alive)
+        self._in_order(rest, State.IN1, status[~ok | doomed] == MoveStatus.CANCELLED)
+
+    def _in_order(self, rows: Rows, home: State, untried: NDArray[np.bool_]) -> None:
+        """Pages that did not leave `home`, in the order again if they are there still: those whose
+        move was not even tried are as cold as they were."""
+        shelves, table = self.traffic.shelves, self.traffic.shelves.table
+        there = (table.state[rows] == int(home)) & ~table.has(rows, Flag.DOOMED)
+        shelves.stamp(rows[there & ~untried])
+        shelves.stamp(rows[there & untried], cold=True)
 
     def _finish_read(self, now: float, rows: Rows, status: NDArray[np.uint8]) -> tuple[Rows, Rows]:
         shelves, table = self.traffic.shelves, self.traffic.shelves.table

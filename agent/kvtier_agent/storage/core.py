@@ -37,7 +37,7 @@ from kvtier_agent.storage.fileio import FileIO, RingIO, allow_many_files
 from kvtier_agent.storage.flights import Flights, flights_if_any
 from kvtier_agent.storage.found_pages import take_in
 from kvtier_agent.storage.l2 import L2
-from kvtier_agent.storage.mover import Mover, Start, SyncMover
+from kvtier_agent.storage.mover import Mover, Start, SyncMover, mover_of
 from kvtier_agent.storage.nvme import NvmeTier
 from kvtier_agent.storage.settings import (
     ArenaInfo,
@@ -98,14 +98,7 @@ class Core:
             self._flights = flights_if_any(
                 self.nvme.io, self._l1, lambda: self._copier.l2, settings
             )
-            self._mover = Mover(
-                self._copier,
-                wake,
-                threads=settings.mover_threads,
-                start=start,
-                name=f"mover-{settings.domain}",
-                flights=self._flights,
-            )
+            self._mover = mover_of(settings, self._copier, wake, start, self._flights)
 
     # -- revisions --------------------------------------------------------------------------
 

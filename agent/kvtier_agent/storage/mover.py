@@ -3,8 +3,9 @@
 Three queues, by what waits for them: reads (an engine waits), copies between arenas (a slot of L0
 waits) and writes with all other orders (nobody waits). A thread takes from the first that has
 something, except that one thread fewer than there are may be busy with writes, so that a slow drive
-never keeps a read waiting in line. What is queued is bounded in bytes, reads apart from the rest; a
-move past the bound is answered CANCELLED at once, which costs a page its place and nobody any time.
+never keeps a read waiting in line. Reads and writes that are queued are bounded in bytes, apart from
+each other; a move past the bound is answered CANCELLED at once, which costs a page its place and
+nobody any time. Copies are bounded by the tier that they leave.
 
 A finished move goes into a list that the cache thread collects; `wake` tells it so.
 
@@ -28,6 +29,7 @@ import structlog
 from kvtier_agent.cache.moves import Move, MoveKind, MoveStatus, Outcome
 from kvtier_agent.storage.copier import Copier
 from kvtier_agent.storage.flights import Flights
+from kvtier_agent.storage.settings import CoreSettings
 from kvtier_agent.supervise import Heart
 
 log = structlog.get_logger("kvtier.storage.mover")
@@ -40,8 +42,8 @@ Job = Move | Callable[[], None]
 """What a thread does: a move, or what `Mover.later` was asked for."""
 
 QUEUE_BYTES = 4 << 30
-"""Bound on bytes queued of reads, and of all else: reads that a drive hangs on must not keep pages
-from leaving memory. The cache's own bound on writes is far below it."""
+"""Bound on bytes queued of reads, and of writes: reads that a drive hangs on must not keep pages
+from leaving memory."""
 
 STUCK_SECONDS = 30.0
 """A batch on a slow drive takes long; one that takes this long is a drive that hangs."""
@@ -49,6 +51,11 @@ BEAT_SECONDS = 0.1
 CLOSE_SECONDS = 10.0
 
 _CLASS = {MoveKind.READ: 0, MoveKind.DEMOTE: 1, MoveKind.PROMOTE: 1}
+_COPYING, _WRITING = 1, 2
+
+
+def _class(move: Move) -> int:
+    return _CLASS.get(move.kind, _WRITING)
 
 
 class Mover:
@@ -72,8 +79,8 @@ class Mover:
         self._wake = wake
         self._queue_bytes = queue_bytes
         self._queues: tuple[deque[Job], ...] = (deque(), deque(), deque())
-        self._queued = {True: 0, False: 0}
-        """Bytes of reads, and of all else."""
+        self._queued = [0, 0, 0]
+        """Bytes in each."""
         self._writers = 0
         self._busy = 0
         self._max_writers = max(1, threads - 1)
@@ -99,7 +106,7 @@ class Mover:
 
     @property
     def queued_bytes(self) -> int:
-        return sum(self._queued.values())
+        return sum(self._queued)
 
     def alive(self) -> bool:
         """Do all threads run that no supervisor looks after?"""
@@ -111,23 +118,24 @@ class Mover:
         refused = False
         with self._ready:
             for move in moves:
-                queued = self._queued[move.kind is MoveKind.READ]
+                kind = _class(move)
+                queued = 0 if kind == _COPYING else self._queued[kind]
                 if self._closing or (queued and queued + move.bytes > self._queue_bytes):
                     self._cancel(move, "queue is full")
                     refused = True
                     continue
-                self._queued[move.kind is MoveKind.READ] += move.bytes
+                self._queued[kind] += move.bytes
                 taken.append(move)
         # The cache thread begins reads itself: that spares an engine the wait for a thread.
         left = [m for m in taken if m.kind is not MoveKind.READ or not self._begin(m)]
         with self._ready:
             for move in left:
                 if self._closing:
-                    self._queued[move.kind is MoveKind.READ] -= move.bytes
+                    self._queued[_class(move)] -= move.bytes
                     self._cancel(move, "closing")
                     refused = True
                 else:
-                    self._queues[_CLASS.get(move.kind, 2)].append(move)
+                    self._queues[_class(move)].append(move)
             if left:  # else every read would wake threads that have nothing to do
                 self._ready.notify_all()
         if refused:
@@ -138,7 +146,7 @@ class Mover:
         for a drive. At the end it is done at once."""
         with self._ready:
             if not self._closing:
-                self._queues[2 if waits else 0].appendleft(call)
+                self._queues[_WRITING if waits else 0].appendleft(call)
                 self._ready.notify_all()
                 return
         call()
@@ -158,7 +166,7 @@ class Mover:
     def _deliver(self, move: Move, outcome: Outcome) -> None:
         """A move that was queued has ended."""
         with self._ready:
-            self._queued[move.kind is MoveKind.READ] -= move.bytes
+            self._queued[_class(move)] -= move.bytes
         self._done.append((move, outcome))
         self._wake()
 
@@ -185,7 +193,7 @@ class Mover:
                 while queue:
                     job = queue.popleft()
                     if isinstance(job, Move):
-                        self._queued[job.kind is MoveKind.READ] -= job.bytes
+                        self._queued[_class(job)] -= job.bytes
                         if job.kind is MoveKind.FORGET:
                             forget.append(job)
                             continue
@@ -210,7 +218,7 @@ class Mover:
             heart.beat()
             with self._ready:
                 for number, queue in enumerate(self._queues):
-                    writing = number == 2
+                    writing = number == _WRITING
                     if queue and not (writing and self._writers >= self._max_writers):
                         self._writers += writing
                         self._busy += 1
@@ -228,7 +236,7 @@ class Mover:
                 with self._ready:
                     self._writers -= writing
                     self._busy -= 1
-                    if self._closing or (writing and self._queues[2]):
+                    if self._closing or (writing and self._queues[_WRITING]):
                         self._ready.notify_all()
         while not heart.wait(BEAT_SECONDS):
             pass  # closed before its supervisor stopped it: that is in order
@@ -249,6 +257,26 @@ class Mover:
             outcome = self._copier.execute(move)
         finally:
             self._deliver(move, outcome)
+
+
+def mover_of(
+    settings: CoreSettings,
+    copier: Copier,
+    wake: Callable[[], None],
+    start: Start | None,
+    flights: Flights | None,
+) -> Mover:
+    """The mover of a trust domain. Its bound is far above what the cache hands out to be written,
+    whatever that may be: a write that is cancelled is decided anew at once."""
+    return Mover(
+        copier,
+        wake,
+        threads=settings.mover_threads,
+        queue_bytes=max(QUEUE_BYTES, 2 * settings.cache.write_queue_bytes),
+        start=start,
+        name=f"mover-{settings.domain}",
+        flights=flights,
+    )
 
 
 class SyncMover:

@@ -23,11 +23,17 @@ SEARCH = tenant_number("search")
 
 
 class World:
-    """Metadata only, no L0. The drive writes at most `pace` pages a turn, from the front of what
+    """Metadata only. The drive writes at most `pace` pages a turn, from the front of what
     it was given; all else ends at once."""
 
     def __init__(
-        self, l1: int, l2: int = 1 << 15, *, page: int = 16 * MIB, queue: int = 256 * MIB
+        self,
+        l1: int,
+        l2: int = 1 << 15,
+        *,
+        l0: int = 0,
+        page: int = 16 * MIB,
+        queue: int = 256 * MIB,
     ) -> None:
         self.geometry = Geometry.of_page_bytes(page, 16)
         self.cache = Cache(
@@ -39,12 +45,16 @@ class World:
         self.pace = 1 << 30
         self.now = 1.0
         self.chains = 0
-        self.l2 = l2
+        self.l0, self.l2 = l0, l2
+        self.hold: MoveKind | None = None
+        self.held: list[Move] = []
+        """Moves of that kind: they do not end."""
         self.resize(l1)
 
     def resize(self, l1: int, behaviour: Behaviour | None = None) -> None:
         slot = self.geometry.slot_bytes
-        budgets = Budgets(0, l1 * slot, self.l2 * self.geometry.nvme_slot_bytes, ("data0",), 0)
+        l2 = self.l2 * self.geometry.nvme_slot_bytes
+        budgets = Budgets(self.l0 * slot, l1 * slot, l2, ("data0",), 0)
         behaviour = behaviour or Behaviour(cool_down_seconds=0)
         self.cache.reconfigure(self.now, behaviour, budgets)
         self.turn()
@@ -54,7 +64,9 @@ class World:
         self.now += 0.01
         while moves := self.cache.take_moves():
             for move in moves:
-                if move.kind is MoveKind.WRITE:
+                if move.kind is self.hold:
+                    self.held.append(move)
+                elif move.kind is MoveKind.WRITE:
                     self.drive.append(move)
                 else:
                     self.end(move)
@@ -63,8 +75,8 @@ class World:
             self.end(self.drive.popleft())
             self.drive.extend(m for m in self.cache.take_moves() if m.kind is MoveKind.WRITE)
 
-    def end(self, move: Move) -> None:
-        self.cache.move_done(self.now, move, Outcome.uniform(move, MoveStatus.OK))
+    def end(self, move: Move, status: MoveStatus = MoveStatus.OK) -> None:
+        self.cache.move_done(self.now, move, Outcome.uniform(move, status))
 
     def put(self, count: int, tenant: int = 0) -> int:
         """How many of a new chain's pages were taken."""
@@ -120,6 +132,18 @@ def test_while_the_drive_hangs_puts_go_on_and_no_more_is_dropped_than_they_take(
     assert pool.used >= lines.high
     assert world.cache.counters.emergency_evicted == taken - pool.used
     assert (world.cache.lookup(last_keys(world, 16)).tiers != MISS).all()
+
+
+@pytest.mark.parametrize(("l0", "kind"), [(0, MoveKind.WRITE), (40, MoveKind.DEMOTE)])
+def test_pages_whose_move_was_not_tried_go_first_again(l0, kind):
+    world = World(100, l0=l0)
+    world.hold = kind
+    while not world.held:
+        world.put(4)
+    first, before = world.held[0], len(world.held)
+    world.end(first, MoveStatus.CANCELLED)
+    world.put(4)
+    assert world.held[before].rows.tolist() == first.rows.tolist()
 
 
 def last_keys(world: World, count: int) -> np.ndarray:

@@ -1,11 +1,16 @@
 """The mover: reads first, bounded, never an exception, nothing lost at the end."""
 
 import threading
+from dataclasses import replace
 
 import numpy as np
+import pytest
+from kvtier_agent.cache.leaving import queue_room
 from kvtier_agent.cache.moves import Move, MoveKind, MoveStatus, Outcome
+from kvtier_agent.cache.settings import CacheSettings
 from kvtier_agent.storage.copier import Copier
-from kvtier_agent.storage.mover import Mover
+from kvtier_agent.storage.mover import Mover, mover_of
+from kvtier_agent.storage.settings import CoreSettings
 
 
 def move(number: int, kind: MoveKind, pages: int = 1) -> Move:
@@ -63,6 +68,35 @@ def test_past_the_bound_moves_are_cancelled_at_once():
     copier.gate.set()
     assert len(collect(mover, woken, 3)) == 3
     assert mover.queued_bytes == 0
+    mover.close()
+
+
+def test_copies_between_arenas_are_all_taken():
+    copier, woken = GatedCopier(MoveKind.DEMOTE), threading.Event()
+    mover = Mover(copier, woken.set, queue_bytes=3 * 4096)
+    mover.submit([move(i, MoveKind.DEMOTE) for i in range(20)])
+    assert mover.collect() == []
+    copier.gate.set()
+    done = collect(mover, woken, 20)
+    assert all((outcome.status == MoveStatus.OK).all() for _, outcome in done)
+    assert mover.queued_bytes == 0
+    mover.close()
+
+
+@pytest.mark.parametrize("queue", [1 << 20, 256 << 20, 64 << 30])
+def test_the_mover_takes_more_writes_than_the_cache_hands_out(queue, tmp_path):
+    settings = CoreSettings(
+        domain="d", arena_folder=tmp_path, table_path=tmp_path / "t", volumes={},
+        maximum_l0_bytes=0, maximum_l1_bytes=0, cache=CacheSettings(write_queue_bytes=queue),
+    )  # fmt: skip
+    copier, woken = GatedCopier(), threading.Event()
+    mover = mover_of(settings, copier, woken.set, None, None)
+    large = 16 << 20
+    count = queue_room(queue, 0, large)
+    mover.submit([replace(move(i, MoveKind.WRITE), page_bytes=large) for i in range(count)])
+    assert mover.collect() == []
+    copier.gate.set()
+    collect(mover, woken, count)
     mover.close()
 
 
