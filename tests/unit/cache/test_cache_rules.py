@@ -269,9 +269,10 @@ def test_above_the_demote_line_everything_that_may_leaves_l0(world):
 
 
 def test_tightened_l0_takes_only_newcomers_of_value(world):
-    w = world(l0=40, l1=100, frozen=(FrozenPrefix("bot", 60 * PAGE),))
+    frozen = (FrozenPrefix("bot", 36 * PAGE),)
+    w = world(l0=40, l1=100, tighten_percent=70, demote_percent=80, frozen=frozen)
     w.put(1, 9, start=8)  # admitted before, at depths 128 to 272: the measure of value
-    w.put(2, 37, frozen="bot")
+    w.put(2, 30, frozen="bot")
     assert w.cache.snapshot(w.now).pressure == "Tighten"
     assert w.put(3, 1).tier.tolist() == [1]  # shallow: cheap to recompute
     assert w.put(4, 60, start=59).tier.tolist() == [0]  # deep: dear
