@@ -160,6 +160,11 @@ class SegmentBooks:
         """Is it open or sealed?"""
         return int(self._state[segment]) in (OPEN, SEALED)
 
+    def tested(self, segment: int, epoch: int) -> bool:
+        """Does it wait for its test, or for the rest of it, and is this still the use of its
+        numbers that is meant?"""
+        return int(self._state[segment]) == TESTED and int(self._epoch[segment]) == epoch
+
     def known(self, segment: int) -> bool:
         """May it have blocks that are not on their way back?"""
         return segment < len(self._state) and int(self._state[segment]) not in (HOLE, LEAVING)

@@ -198,14 +198,15 @@ class SegmentPool(SegmentBooks):
             self._seal(self.open)
 
     def take_tests(self) -> list[int]:
-        """Suspect segments that are empty now: they are to be tested."""
+        """Suspect segments that are empty now: they are to be tested. Not those that have left
+        meanwhile: their numbers may be in use again when the test comes."""
         out, self._to_test = self._to_test, []
-        return out
+        return [segment for segment in out if self._state[segment] == TESTED]
 
     def healed(self, segment: int, epoch: int) -> bool:
         """The test of a suspect segment succeeded. False: it means nothing, since that was another
         use of its numbers."""
-        if self._state[segment] != TESTED or self._epoch[segment] != epoch:
+        if not self.tested(segment, epoch):
             return False
         self._suspect[segment] = False
         self._rest_or_leave(segment)

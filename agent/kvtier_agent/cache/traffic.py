@@ -332,7 +332,7 @@ class Traffic:
         for segment, epoch, start in self.quarantine.due(now):
             here = np.arange(start, min(start + step, pool.size(segment)), dtype=np.uint32)
             slots = here + np.uint32(segment * pool.per_segment)
-            if not slots.size or (pool.uses(slots)[0] != epoch).any():
+            if not slots.size or not pool.tested(segment, epoch):
                 self.quarantine.end(segment, epoch)
             else:
                 self.issue(now, MoveKind.SCRUB, np.full_like(slots, NO_SLOT), slots, slots)

@@ -103,6 +103,9 @@ class PoolMachine(RuleBasedStateMachine):
     @rule()
     def tests_begin(self):
         for segment in self.pool.take_tests():
+            assert segment not in self.punching, "its blocks are being given back"
+            assert not {slot for slot in self.taken if slot // PER_SEGMENT == segment}
+            assert self.pool.tested(segment, self.epoch(segment * PER_SEGMENT))
             self.testing.append((segment, self.epoch(segment * PER_SEGMENT)))
 
     @precondition(lambda self: self.testing)
@@ -115,7 +118,9 @@ class PoolMachine(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def retire(self, data):
-        used = sorted({slot // PER_SEGMENT for slot in self.taken})
+        """One in use, or one that was bad: in use, waiting for its test, or on its way out."""
+        used = {slot // PER_SEGMENT for slot in self.taken} | self.bad
+        used = sorted(segment for segment in used if self.pool.known(segment))
         if used:
             self.pool.retire(data.draw(st.sampled_from(used)))
 
@@ -223,6 +228,38 @@ def test_a_suspect_segment_is_used_again_only_when_it_was_tested():
     assert pool.available == 0
     pool.healed(1, int(pool.uses(u32(16))[0][0]))
     assert (pool.available, pool.suspects) == (5, [])
+
+
+@pytest.mark.parametrize("way", ["its volume is lost", "the tier shrinks"])
+def test_a_segment_that_leaves_before_its_test_is_not_tested(way):
+    pool = filled()
+    pool.suspect(u32(16))
+    pool.give(u32(16, 17, 18, 19, 20))  # empty: it is to be tested
+    if way == "its volume is lost":
+        pool.retire(1)
+    else:
+        pool.set_limit(35)
+    gone = pool.take_punches()
+    assert gone.tolist() == [1]
+    assert pool.take_tests() == []
+    pool.punched(gone)
+    pool.set_limit(40)
+    assert pool.take(5).tolist() == [16, 17, 18, 19, 20]  # its number is in use again
+
+
+def test_a_test_is_of_one_use_of_a_segment():
+    pool = filled()
+    pool.suspect(u32(16))
+    pool.give(u32(16, 17, 18, 19, 20))
+    assert pool.take_tests() == [1]
+    epoch = int(pool.uses(u32(16))[0][0])
+    assert pool.tested(1, epoch)
+    pool.retire(1)
+    assert not pool.tested(1, int(pool.uses(u32(16))[0][0]))
+    pool.punched(pool.take_punches())
+    pool.take(5)
+    assert not pool.tested(1, int(pool.uses(u32(16))[0][0]))
+    assert not pool.healed(1, int(pool.uses(u32(16))[0][0]))
 
 
 def test_a_shrink_gives_back_what_is_empty_and_waits_for_the_rest():
