@@ -46,7 +46,7 @@ def adopt(
     copies = _take_copies(shelves, held, held != NO_ROW, checksums, slots)
     taken = held == NO_ROW
     room = table.max_pages - table.pages
-    taken &= np.cumsum(taken) <= room
+    taken &= np.cumsum(taken[::-1])[::-1] <= room  # the newest, if not all
     taken[taken] = shelves.pool2.claim(slots[taken])
     some = np.flatnonzero(taken)
     try:
@@ -114,6 +114,7 @@ def _take_copies(
     with table.changing(rows):
         table.tiers[rows] |= HAS_L2
         table.raise_flag(rows, Flag.L2_CLEAN)
+    shelves.have_copies(rows[np.argsort(table.touch[rows], kind="stable")])
     return taken
 
 

@@ -157,9 +157,16 @@ class Quotas:
 
     # -- order ------------------------------------------------------------------------------
 
-    def stamped(self, rows: Rows, stamps: Stamps, *, cold: bool = False) -> None:
-        """Pages were touched, coldest first: those of listed tenants enter their own order; with
-        `cold` at its cold end."""
+    def stamped(
+        self,
+        rows: Rows,
+        stamps: Stamps,
+        *,
+        cold: bool = False,
+        tiers: tuple[int, ...] = (0, 1, 2),
+    ) -> None:
+        """Pages were touched, coldest first: those of listed tenants enter their own order of each
+        tier they lie in; with `cold` at its cold end."""
         if not self.shares or not rows.size:
             return
         table = self._table
@@ -167,7 +174,7 @@ class Quotas:
         for number in self.shares.keys() & set(np.unique(owners).tolist()):
             logs = self.shares[number].logs
             mine = owners == number
-            for tier in range(3):
+            for tier in tiers:
                 here = mine & self._has_slot(rows, state, tier)
                 enter = logs[tier].push_cold if cold else logs[tier].append
                 enter(rows[here], stamps[here])

@@ -25,6 +25,7 @@ from kvtier_agent.cache.record import (
 from kvtier_agent.cache.replacement import Stamps, TouchLog
 from kvtier_agent.cache.segment_pool import SegmentPool
 from kvtier_agent.cache.slots import SlotPool
+from kvtier_agent.cache.words import has_repeats
 
 HAS_L2 = np.uint8(1 << 2)
 
@@ -71,6 +72,13 @@ class Shelves:
         if self.quotas.shares:
             self.quotas.stamped(rows, stamps, cold=cold)
         return stamps
+
+    def have_copies(self, rows: Rows) -> None:
+        """Pages of L1 have their copies in L2, that had none when they were touched; coldest
+        first."""
+        stamps = self.table.touch[rows]
+        self.copied.append(rows, stamps)
+        self.quotas.stamped(rows, stamps, tiers=(2,))
 
     def stamp_chain(self, rows: Rows) -> None:
         """Touch a chain given in prefix order, and what comes before it: tail first, head last."""
@@ -122,7 +130,11 @@ class Shelves:
     def copies(self, count: int) -> Rows:
         """Up to `count` pages that may leave L1 and have their copy in L2, those first that were
         touched longest ago."""
-        return self.copied.pop(count, self._leaves1_copied)
+        rows = self.copied.pop(count, self._leaves1_copied)
+        if has_repeats(rows):  # its copy was lost, and found again
+            _, firsts = np.unique(rows, return_index=True)
+            rows = rows[np.sort(firsts)]
+        return rows
 
     def put_back(self, tier: int, rows: Rows) -> None:
         """Victims that could not leave after all: they are still the coldest."""

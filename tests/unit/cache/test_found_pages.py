@@ -79,6 +79,16 @@ def test_pages_without_memory_for_their_records_leave_their_slots_free(monkeypat
     assert adopt(cache, KEYS[::-1], 10).all()
 
 
+def test_of_more_pages_than_there_are_records_the_newest_are_kept():
+    cache = make()
+    room = cache.table.max_pages - 10  # the table is nearly full
+    chance = np.random.default_rng(9)
+    others = cache.table.insert(chance.integers(0, 256, (room, 16), dtype=np.uint8))
+    cache.table.set_state(others, State.WRITING)
+    taken = adopt(cache, KEYS[::-1], 40)
+    assert taken.tolist() == [False] * 30 + [True] * 10
+
+
 def test_a_segment_is_tested_in_steps_and_a_failure_is_tried_again_ever_more_rarely():
     quarantine = Quarantine()
     quarantine.add(0.0, 7, 3)

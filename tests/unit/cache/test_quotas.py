@@ -293,3 +293,17 @@ def test_places_beyond_a_quota():
 def test_a_share_that_cannot_be_says_what_to_write(wrong):
     with pytest.raises(BehaviourError, match="write a value from 0 to 100"):
         TenantQuota("search", **wrong)
+
+
+def test_copies_that_were_found_in_nvme_can_be_given_up_for_the_quota():
+    world = World(l1=40, l2=80, nvme_percent=50)
+    in_turns(world, 0, 30)
+    nothing = np.zeros((30, 16), dtype=np.uint8)
+    slots = np.arange(30, dtype=np.uint32)
+    taken = world.cache.adopt(KEYS[:30], nothing, slots, np.zeros(30, dtype=np.uint64), slots)
+    assert taken.all()
+    assert world.used(2) == 30
+    world.allow(nvme_percent=25)
+    assert world.used(2) <= 20
+    victims = world.cache.shelves.quotas.victims(SEARCH, 1, 40)
+    assert len(victims) == len(set(victims.tolist())) == 30

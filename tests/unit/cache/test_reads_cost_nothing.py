@@ -64,6 +64,42 @@ def test_every_page_is_there_after_all_were_asked_for_while_the_drive_takes_no_w
     check_books(world.cache)
 
 
+def found(world: World, which: range, first: int) -> None:
+    """These pages are found on a volume, in slots from `first` on."""
+    slots = np.arange(first, first + len(which), dtype=np.uint32)
+    numbers = np.zeros(len(which), dtype=np.uint32)
+    parents = np.zeros((len(which), 16), dtype=np.uint8)
+    keys = KEYS[which.start : which.stop]
+    taken = world.cache.adopt(keys, parents, numbers, numbers.astype(np.uint64), slots)
+    assert taken.all()
+
+
+def test_pages_whose_copies_were_found_make_room_for_reads_after_a_restart() -> None:
+    world = World()
+    world.slow = {MoveKind.WRITE}
+    for i in range(60):
+        world.put(i)
+    segment = 5 * world.cache.shelves.pool2.per_segment
+    found(world, range(40, 60), segment)  # the others were never written, and are colder
+    found(world, range(100, 120), segment + 20)
+    ticket = world.cache.load(world.now, 1, KEYS[100:120], world.now + 5)
+    assert ticket.tier.tolist() == [2] * 20
+    assert world.cache.counters.evicted_l1 == 0
+    assert (world.cache.lookup(KEYS[:60]).tiers != MISS).all()
+    check_books(world.cache)
+
+
+def test_a_copy_that_was_lost_and_found_again_makes_room_once() -> None:
+    world = World()
+    world.put(0)
+    for first in (0, 128):
+        found(world, range(1), first)
+        rows = world.cache.table.lookup(KEYS[:1])
+        if not first:
+            world.cache.traffic.leave_l2(rows)
+    assert world.cache.shelves.copies(5).tolist() == rows.tolist()
+
+
 def test_a_read_still_finds_room_where_no_page_has_a_copy() -> None:
     world = World()
     for i in range(PAGES):
