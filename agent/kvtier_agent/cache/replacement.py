@@ -25,6 +25,9 @@ from kvtier_agent.cache.record import Rows
 Stamps = NDArray[np.uint64]
 Valid = Callable[[Rows, Stamps], NDArray[np.bool_]]
 
+LOOK_AHEAD = 1024
+"""Entries looked at together, at least."""
+
 
 class TouchLog:
     """The order of one tier, coldest first."""
@@ -51,6 +54,9 @@ class TouchLog:
         while count > 0 and self._chunks:
             rows, stamps = self._chunks.popleft()
             self.entries -= rows.size
+            if rows.size > (some := max(LOOK_AHEAD, 4 * count)):  # a chunk may be the whole tier
+                self.push_cold(rows[some:], stamps[some:])
+                rows, stamps = rows[:some], stamps[:some]
             good = np.flatnonzero(valid(rows, stamps))
             if good.size > count:
                 rest = int(good[count])
