@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from kvtier_agent.cache.identity import KEY_BYTES, KeyArray
 from kvtier_agent.cache.page_table import PageTable
 from kvtier_agent.cache.parts import part_key
-from kvtier_agent.cache.record import NO_ROW, Flag, Rows, State
+from kvtier_agent.cache.record import NO_ROW, NO_SLOT, Flag, Rows, State
 from kvtier_agent.cache.results import FrozenSnapshot
 from kvtier_agent.cache.settings import FrozenPrefix
 
@@ -56,8 +56,10 @@ class FrozenBook:
         self._ids: dict[str, int] = {}
         self._prefixes: dict[int, _Prefix] = {}
         self._by_key: dict[bytes, int] = {}
+        self._below: set[int] = set()
+        """Rows of exempt pages that are not in L0, or may not be."""
         self.waiting = False
-        """There may be exempt pages in L1 (set whenever pages become exempt)."""
+        """There may be some among them that could be promoted."""
 
     def id_of(self, name: str | None) -> int:
         """0 for a prefix that the policy does not list."""
@@ -105,7 +107,6 @@ class FrozenBook:
             for rank in range(tp)
         }
         self._claim_listed(table)
-        self.waiting = True
         rows = table.live_rows()
         rows = rows[table.frozen[rows] != 0]
         was = table.has(rows, Flag.EXEMPT)
@@ -116,7 +117,10 @@ class FrozenBook:
             table.clear_flag(mine[prefix.max_pages :], Flag.EXEMPT)
             prefix.exempt = min(len(mine), prefix.max_pages)
             prefix.ordinary = len(mine) - prefix.exempt
-        free = was & ~table.has(rows, Flag.EXEMPT)
+        exempt = table.has(rows, Flag.EXEMPT)
+        self._below.clear()
+        self._look_at(rows, table)
+        free = was & ~exempt
         if not slots[0]:
             free |= table.state[rows] == int(State.IN0)
         back: Rows = rows[free]
@@ -159,10 +163,10 @@ class FrozenBook:
     def add(self, number: int, rows: Rows, table: PageTable) -> None:
         """Pages (in prefix order, not of a prefix yet) join; the first ones while there is room."""
         room = self.room(number)
-        self.waiting = True
         prefix = self._prefixes[number]
         table.frozen[rows] = number
         table.raise_flag(rows[:room], Flag.EXEMPT)
+        self._look_at(rows[:room], table)
         prefix.exempt += min(room, len(rows))
         prefix.ordinary += max(0, len(rows) - room)
 
@@ -177,16 +181,34 @@ class FrozenBook:
                 prefix.ordinary -= 1
         table.clear_flag(mine, Flag.EXEMPT)
         table.frozen[mine] = 0
+        self._below.difference_update(mine.tolist())
+
+    def stir(self, rows: Rows) -> None:
+        """These pages have come to rest, or were let go: exempt ones may be promoted now."""
+        if self._below and not self.waiting:
+            self.waiting = not self._below.isdisjoint(rows.tolist())
 
     def waiting_in_dram(self, table: PageTable) -> Rows:
-        """Exempt pages that sit in L1, shallowest first."""
-        flags = table.flags[: table.capacity]
-        rows = np.flatnonzero(flags & np.uint8(Flag.EXEMPT)).astype(np.uint32)
-        low = np.isin(table.state[rows], (State.WRITING, State.DOWN01, State.IN1, State.UP10))
-        self.waiting = bool(low.any())
-        rows = rows[table.state[rows] == State.IN1]
+        """Exempt pages that could be promoted, shallowest first. Once there is none the rest is not
+        looked at before it is stirred."""
+        rows = np.fromiter(self._below, dtype=np.uint32, count=len(self._below))
+        rows = rows[_is_below(rows, table)]
+        self._below = set(rows.tolist())
+        idle = (table.state[rows] == int(State.IN1)) & (table.pins[rows] == 0)
+        rows = rows[idle & ~table.has(rows, Flag.DOOMED)]
+        self.waiting = bool(rows.size)
         shallow_first: Rows = rows[np.argsort(table.depth[rows], kind="stable")]
         return shallow_first
+
+    def came_up(self, rows: Rows, table: PageTable) -> None:
+        """These pages were read from L2 into L1."""
+        if self._prefixes:
+            self._look_at(rows, table)
+
+    def _look_at(self, rows: Rows, table: PageTable) -> None:
+        below = rows[_is_below(rows, table)]
+        self._below.update(below.tolist())
+        self.waiting = self.waiting or bool(below.size)
 
     def snapshot(self, slot_bytes: int) -> tuple[FrozenSnapshot, ...]:
         return tuple(
@@ -200,3 +222,12 @@ class FrozenBook:
             for name, number in sorted(self._ids.items())
             if self._prefixes[number].listed or self._prefixes[number].ordinary
         )
+
+
+def _is_below(rows: Rows, table: PageTable) -> NDArray[np.bool_]:
+    """Which of these pages are exempt and lie in L1, or may come to lie there. What is being
+    written into L0 will not; what lies in L2 counts when it was read."""
+    state = table.state[rows]
+    below: NDArray[np.bool_] = np.isin(state, (State.DOWN01, State.IN1, State.UP10, State.DOWN12))
+    below |= (state == int(State.WRITING)) & (table.l0_slot[rows] == NO_SLOT)
+    return below & table.has(rows, Flag.EXEMPT)

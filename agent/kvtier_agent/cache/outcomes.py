@@ -49,7 +49,9 @@ class Outcomes:
                 move.kind.value, good, move.page_bytes, outcome.seconds * good / len(move)
             )
         if move.kind is MoveKind.READ:
-            return self._finish_read(now, move.rows, outcome.status)
+            landed, failed = self._finish_read(now, move.rows, outcome.status)
+            self.traffic.shelves.frozen.came_up(landed, self.traffic.shelves.table)
+            return landed, failed
         if move.kind is MoveKind.COMPACT:
             self._pause_after(now, outcome.status)
             self.traffic.reclaim.finish(move, outcome.status)
@@ -57,6 +59,7 @@ class Outcomes:
             self._finish_write(now, move, outcome.status)
         else:
             self._finish_copy(now, move, outcome.status)
+        self.traffic.shelves.frozen.stir(move.rows)
         return NOBODY, NOBODY
 
     def _finish_copy(self, now: float, move: Move, status: NDArray[np.uint8]) -> None:

@@ -280,6 +280,7 @@ class Puts:
                 self.shelves.counters.stored_l1 += pages.size
                 self.shelves.counters.stored_bytes_l1 += size
         self.shelves.counters.committed += done.size
+        self.shelves.frozen.stir(done)
         shelves.stamp_chain(done)
         self.traffic.straight_down(now, done[~in_l0])
         return status

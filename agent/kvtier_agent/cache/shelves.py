@@ -248,4 +248,5 @@ class Shelves:
         if doomed.any():
             self.bury(np.unique(idle[doomed]))
             idle = idle[~doomed]
+        self.frozen.stir(idle)
         return idle
