@@ -156,14 +156,19 @@ class Loads:
 
     def landed(self, landed: Rows, failed: Rows) -> list[Ticket]:
         """Pages came up from L2, or did not: the tickets that are finished by it."""
-        tickets = []
-        state = self.shelves.table.state
+        places: dict[int, tuple[Lease, list[int], list[int]]] = {}
+        complete = []
         for row in landed.tolist():
             for lease, index in self.book.landed(row):
-                at = np.array([row], dtype=np.uint32)
-                self._point(lease, np.array([index]), at, state[at])
+                _, indexes, rows = places.setdefault(lease.id, (lease, [], []))
+                indexes.append(index)
+                rows.append(row)
                 if not lease.waiting:
-                    tickets.append(self._answer(lease))
+                    complete.append(lease)
+        for lease, indexes, rows in places.values():
+            at = np.array(rows, dtype=np.uint32)
+            self._point(lease, np.array(indexes), at, self.shelves.table.state[at])
+        tickets = [self._answer(lease) for lease in complete]
         let_go = []
         for row in failed.tolist():
             for lease, index in self.book.landed(row):
