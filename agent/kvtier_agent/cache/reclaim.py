@@ -88,12 +88,15 @@ class Reclaim:
 
     def at_once(self, count: int) -> None:
         """Make `count` slots available now, as far as that is possible without waiting."""
-        while self.pool.available < count:
-            victims = [s for s in self._cheapest(0) if self._idle(s)][:1]
-            victims = victims or [s for s, one in self.emptying.items() if self._idle(s)][:1]
-            if not victims:
-                return
-            self._evict(victims[0])
+        found = True
+        while found and self.pool.available < count:
+            found = False
+            for segment in (*self._cheapest(0), *self.emptying):
+                if self._idle(segment):
+                    self._evict(segment)
+                    found = True
+                    if self.pool.available >= count:
+                        break
 
     def drop_pages(self, count: int) -> None:
         """Drop so many pages or more that lie only in L2, a segment at a time, as far as that is
