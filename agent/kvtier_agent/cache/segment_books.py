@@ -55,6 +55,10 @@ class SegmentBooks:
         self._taken = np.zeros(0, dtype=bool)
         self._rows: Rows = np.zeros(0, dtype=np.uint32)
         self._free: list[int] = []
+        self._free_slots = 0
+        self._usable = 0
+        """Slots of the free segments, and those of them that are usable: a segment that is opened
+        has no more than `target`."""
         self._holes: list[int] = []
         self._uses = 0
         self._claimed: set[int] = set()
@@ -67,13 +71,8 @@ class SegmentBooks:
     @property
     def available(self) -> int:
         """Slots that `take` can give right now."""
-        room = self.limit - self.backed - self.leaving
-        usable = 0
-        if self._free:
-            sizes = self._size[self._free]
-            usable = int(np.minimum(sizes, self.target).sum())
-            room += int(sizes.sum()) - usable
-        return self._rest + usable + max(0, room)
+        room = self.limit - self.backed - self.leaving + self._free_slots - self._usable
+        return self._rest + self._usable + max(0, room)
 
     @property
     def _rest(self) -> int:
@@ -168,6 +167,12 @@ class SegmentBooks:
     def known(self, segment: int) -> bool:
         """May it have blocks that are not on their way back?"""
         return segment < len(self._state) and int(self._state[segment]) not in (HOLE, LEAVING)
+
+    def _count_free(self, segment: int, sign: int) -> None:
+        """One free segment more, or less."""
+        size = int(self._size[segment])
+        self._free_slots += sign * size
+        self._usable += sign * min(size, self.target)
 
     def _reach(self, segment: int) -> None:
         """Keep books on segments up to this number, and on some more."""

@@ -53,6 +53,7 @@ class SegmentPool(SegmentBooks):
         """Slots that may have blocks. After a shrink free segments leave at once, the others as
         they are emptied."""
         self.limit = min(limit, self.maximum)
+        self._usable = int(np.minimum(self._size[self._free], self.target).sum())
         self._trim()
 
     # -- slots ----------------------------------------------------------------------------------
@@ -247,6 +248,7 @@ class SegmentPool(SegmentBooks):
         own = 0
         if self._free:
             segment = heapq.heappop(self._free)
+            self._count_free(segment, -1)
             own = int(self._size[segment])
         else:
             if self.limit - self.backed - self.leaving <= 0:
@@ -296,12 +298,14 @@ class SegmentPool(SegmentBooks):
         else:
             self._state[segment] = FREE
             heapq.heappush(self._free, segment)
+            self._count_free(segment, 1)
 
     def _leave(self, segment: int) -> None:
         """The blocks of an empty segment are to be given back."""
         if self._state[segment] == FREE:
             self._free.remove(segment)
             heapq.heapify(self._free)
+            self._count_free(segment, -1)
         self._state[segment] = LEAVING
         self._epoch[segment] += 1  # a test that is still under way must not take it for its own
         self.backed -= int(self._size[segment])

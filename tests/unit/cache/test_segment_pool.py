@@ -161,6 +161,11 @@ class PoolMachine(RuleBasedStateMachine):
             assert pool.rows(segment).tolist() == rows
             assert pool.live(segment) == len(rows)
             assert pool.in_use(segment)
+        free = [int(pool.size(segment)) for segment in pool._free]
+        usable = sum(min(size, pool.target) for size in free)
+        rest = pool.size(pool.open) - int(pool._cursor[pool.open]) if pool.open >= 0 else 0
+        room = pool.limit - pool.backed - pool.leaving + sum(free) - usable
+        assert pool.available == rest + usable + max(0, room)
         sealed, dead, _ = pool.sealed()
         for segment, count in zip(sealed.tolist(), dead.tolist(), strict=True):
             assert count == pool.size(segment) - pool.live(segment)
@@ -271,6 +276,13 @@ def test_a_shrink_gives_back_what_is_empty_and_waits_for_the_rest():
     pool.give(u32(*range(32, 37)))
     assert pool.take_punches().tolist() == [2]
     assert (pool.excess, pool.leaving, pool.available) == (0, 10, 0)
+
+
+def test_what_is_available_is_known_without_a_look_at_each_segment():
+    pool = filled()
+    pool.give(u32(*np.flatnonzero(pool._taken)))
+    pool._size = None  # of all that is known of the segments
+    assert pool.available == 40
 
 
 def test_a_growth_waits_for_blocks_that_are_still_being_given_back():
