@@ -322,11 +322,12 @@ class PageTable(TableView):
     def _grow(self, capacity: int) -> None:
         if capacity <= self.capacity:
             return
-        slots = 1 << (2 * capacity - 1).bit_length()
-        records_end = HEADER_BYTES + capacity * RECORD.itemsize
+        slots, before = 1 << (2 * capacity - 1).bit_length(), int(self.header["index_slots"][0])
+        records_start = HEADER_BYTES + self.capacity * RECORD.itemsize
         index_start = HEADER_BYTES + self.max_pages * RECORD.itemsize
-        self._back(HEADER_BYTES, records_end - HEADER_BYTES)
-        self._back(index_start, 4 * slots)
+        # What is there already is not asked for again: tmpfs would look at each page of it.
+        self._back(records_start, (capacity - self.capacity) * RECORD.itemsize)
+        self._back(index_start + 4 * before, 4 * (slots - before))
         fresh = np.arange(capacity - 1, self.capacity - 1, -1, dtype=np.uint32)
         stack = np.empty(capacity, dtype=np.uint32)
         stack[: fresh.size] = fresh
@@ -354,7 +355,7 @@ class PageTable(TableView):
         self.header["index_seq"] += np.uint64(1)
 
     def _back(self, offset: int, length: int) -> None:
-        if self._fd < 0:
+        if self._fd < 0 or not length:
             return
         try:
             os.posix_fallocate(self._fd, offset, length)
