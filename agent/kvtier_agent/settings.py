@@ -275,7 +275,8 @@ class AgentSettings(BaseSettings):
     )
     write_queue: Bytes = _knob(
         256 << 20,
-        "Bytes that may wait to be written to NVMe; near it the coldest pages of L1 are dropped",
+        "Bytes that may wait to be written to NVMe; past 90 % of it pages wait in L1, and where L1 "
+        "needs slots its coldest are dropped",
         unit="quantity",
         group=_LIMITS,
         ge=1 << 20,

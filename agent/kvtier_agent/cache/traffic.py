@@ -13,8 +13,9 @@ just gives its slot back; L2 admits it and it is queued for writing; else it is 
 are queued or under way are bounded: by 90 % of `write_queue_bytes` and by half of L1's slots; while
 NVMe is failing there are none. Past that, pages that leave ahead of need wait in L1 (`leaving`);
 where a slot is needed now the coldest are dropped instead of queued (emergency eviction), so memory
-never runs out whatever the drive does, and puts go on. A read from L2 that finds no free slot takes that of a page with a copy in L2, and only where there is
-none that of the coldest: reading a long past must not cost what was never written.
+never runs out whatever the drive does, and puts go on. A read from L2 that finds no free slot takes
+that of a page with a copy in L2, and only where there is none that of the coldest: reading a long
+past must not cost what was never written.
 
 L2 full: whole segments are emptied (`reclaim`). If a page of one lies in L1 as well, only its copy
 goes and the page itself stays.

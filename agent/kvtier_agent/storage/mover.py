@@ -3,8 +3,8 @@
 Three queues, by what waits for them: reads (an engine waits), copies between arenas (a slot of L0
 waits) and writes with all other orders (nobody waits). A thread takes from the first that has
 something, except that one thread fewer than there are may be busy with writes, so that a slow drive
-never keeps a read waiting in line. Reads and writes that are queued are bounded in bytes, apart from
-each other; a move past the bound is answered CANCELLED at once, which costs a page its place and
+never keeps a read waiting in line. Reads and writes that are queued are bounded in bytes, each by
+themselves; a move past the bound is answered CANCELLED at once, which costs a page its place and
 nobody any time. Copies are bounded by the tier that they leave.
 
 A finished move goes into a list that the cache thread collects; `wake` tells it so.

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -189,7 +190,7 @@ def test_a_page_table_that_grows_asks_for_the_new_part_alone(tmp_path: Path, mon
         table.grow_for(count)
     assert table.capacity == 40_000
     asked.sort()
-    assert all(before[1] <= after[0] for before, after in zip(asked, asked[1:], strict=False))
+    assert all(before[1] <= after[0] for before, after in pairwise(asked))
     records = [table.used_bytes, sum(end - start for start, end in asked)]
     assert records[0] == records[1]
     keys = np.random.default_rng(1).integers(0, 256, (40_000, 16), dtype=np.uint8)
