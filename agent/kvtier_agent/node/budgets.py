@@ -2,10 +2,10 @@
 
 The rules (all sizes in bytes):
 
-1. *HBM base.* Shape ``owned``: the revision's size, or its percent of the device's memory (summed
-   over devices; without a device the stand-in). Shape ``engine``: the KV pool that the engines
-   registered; before the first one registers, the percent of device memory stands for it. L0 is
-   the base in shape ``owned`` and nothing of ours in shape ``engine``.
+1. *HBM base.* Shape ``owned``: the revision's size, or its percent of the memory of the first
+   device, for all of L0 lies there (without a device the stand-in). Shape ``engine``: the KV pool
+   that the engines registered; before the first one registers, the percent of the memory of all
+   devices stands for it. L0 is the base in shape ``owned`` and nothing of ours in shape ``engine``.
 2. *L1.* The revision's size, or its ratio times the HBM base; at most what is there: the memory
    limit less the headroom, and what the shared-memory filesystem has left; of what came after the
    process started nothing, for its arenas cannot grow into that. Its pages count against the Pod.
@@ -134,9 +134,9 @@ def plan(spec: RevisionSpec, facts: Facts, in_force: NodeBudgets | None = None) 
             clamps.append(Clamp("hbm", l0_wanted, l0, text, why))
         room -= l0
         what = f"{what} and L0 takes {human(l0)} of it"
-    elif l0 > facts.device.memory:
-        l0 = facts.device.memory
-        text = f"the devices have {human(facts.device.memory)}"
+    elif l0 > facts.device_memory:
+        l0 = facts.device_memory
+        text = f"the device that it lies on has {human(l0)}"
         clamps.append(Clamp("hbm", l0_wanted, l0, text, Reason.OutOfMemory))
     l1 = min(l1_wanted, room)
     if l1 < min(l1_wanted, LEAST_TIER):
@@ -230,9 +230,9 @@ def _hbm_base(spec: RevisionSpec, facts: Facts) -> tuple[int, tuple[str, ...]]:
     if hbm.size is not None:
         base = hbm.size.bytes
     else:
-        base = facts.device.memory * (hbm.percent_of_device or 0) // 100
+        base = facts.device_memory * (hbm.percent_of_device or 0) // 100
         if facts.device.kind == "cpu":
-            notes.append(f"no device: percentOfDevice is of {human(facts.device.memory)}")
+            notes.append(f"no device: percentOfDevice is of {human(facts.device_memory)}")
     if facts.shape == "engine":
         notes.append(f"no engine has registered its KV pool; {human(base)} stand for it")
     return base, tuple(notes)

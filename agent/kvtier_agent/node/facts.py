@@ -55,11 +55,16 @@ class MemoryLimit:
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """The accelerator's memory: the sum over visible devices, or the stand-in without one."""
+    """The accelerator's memory. ``memories``: of each visible device, in their order, or the
+    stand-in without one."""
 
     kind: Literal["cuda", "cpu"]
-    count: int
-    memory: int
+    memories: tuple[int, ...]
+
+    @property
+    def first(self) -> int:
+        """Memory of the device on which an L0 of ours lies, all of it."""
+        return self.memories[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +118,12 @@ class Facts:
     volumes: Mapping[str, VolumeFacts] = field(default_factory=dict)
     broken: Mapping[str, str] = field(default_factory=dict)
     """Mapped volumes that could not be looked at, and why."""
+
+    @property
+    def device_memory(self) -> int:
+        """What a percent of the device is of: the one device that an L0 of ours lies on, or all
+        that engines may have their pools on."""
+        return self.device.first if self.shape == "owned" else sum(self.device.memories)
 
 
 def memory_limit(
@@ -217,11 +228,11 @@ def find_device(wanted: Literal["auto", "cpu", "cuda"], stand_in: int) -> Device
 
         if torch.cuda.is_available():
             count = torch.cuda.device_count()
-            memory = sum(torch.cuda.get_device_properties(i).total_memory for i in range(count))
-            return Device("cuda", count, memory)
+            each = (torch.cuda.get_device_properties(i).total_memory for i in range(count))
+            return Device("cuda", tuple(each))
         if wanted == "cuda":
             raise LookupError("no CUDA device is visible")
-    return Device("cpu", 0, stand_in)
+    return Device("cpu", (stand_in,))
 
 
 def _has_cuda_driver() -> bool:

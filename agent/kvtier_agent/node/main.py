@@ -105,7 +105,7 @@ class Agent:
         self._places: Places | None = None
         self._cores: dict[str, Core] = {}
         self._file: PolicyFile | None = None
-        self._device = Device("cpu", 0, 0)
+        self._device = Device("cpu", (0,))
         self._arenas_most: int | None = None
         self._memory: Memory | None = None
         self._engine_pool = EnginePool(0, time.monotonic())
@@ -224,7 +224,7 @@ class Agent:
                     table_path=places.arenas / f"{domain.name}.table",
                     volumes={v.name: v.path for v in settings.volume},
                     maximum_l0_bytes=(
-                        self._device.memory if self._device.kind == "cuda" else ceiling
+                        self._device.first if self._device.kind == "cuda" else ceiling
                     ),
                     maximum_l1_bytes=ceiling,
                     device=self._device.kind,

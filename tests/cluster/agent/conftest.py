@@ -98,7 +98,7 @@ def node_side(admin_kubeconfig: Path) -> Iterator[Callable[..., NodeSide]]:
         count += 1
         boot = f"boot-{count}"
         facts = Facts(
-            "owned", Device("cuda", 1, 80 * GI), MemoryLimit(400 * GI, "a limit"), 400 * GI
+            "owned", Device("cuda", (80 * GI,)), MemoryLimit(400 * GI, "a limit"), 400 * GI
         )
         tiers = _Tiers()
         control = Control(tiers, lambda: facts)

@@ -44,7 +44,7 @@ def facts() -> Callable[..., Facts]:
     def build(**changes: Any) -> Facts:
         given: dict[str, Any] = {
             "shape": "owned",
-            "device": Device("cuda", 1, 80 * GI),
+            "device": Device("cuda", (80 * GI,)),
             "memory": MemoryLimit(512 * GI, "the Pod's memory limit", 2 * GI),
             "shm_available": 512 * GI,
             "volumes": {"data0": VolumeFacts(total=4096 * GI, available=4096 * GI)},

@@ -28,8 +28,22 @@ def test_the_reference_split(revision: Make, facts: Make) -> None:
     assert budgets.not_applied == ()
 
 
-def test_devices_are_summed(revision: Make, facts: Make) -> None:
-    assert plan(revision(), facts(device=Device("cuda", 4, 320 * GI))).l0 == 64 * GI
+def test_l0_of_ours_is_a_share_of_the_one_device_that_it_lies_on(
+    revision: Make, facts: Make
+) -> None:
+    eight = Device("cuda", (80 * GI,) * 8)
+    budgets = plan(revision(), facts(device=eight))
+    assert (budgets.hbm_base, budgets.l0, budgets.l1) == (16 * GI, 16 * GI, 96 * GI)
+    assert plan(revision(), facts(device=Device("cuda", (24 * GI, 80 * GI)))).l0 == 24 * GI // 5
+    most = plan(revision(tiers={"hbm": {"size": "100Gi"}}), facts(device=eight))
+    assert most.l0 == 80 * GI
+    assert str(most.clamps[0]) == "hbm: 80Gi of 100Gi, the device that it lies on has 80Gi"
+
+
+def test_engines_have_their_pools_on_all_devices(revision: Make, facts: Make) -> None:
+    """A share of all of them stands for the pools until the engines have registered."""
+    budgets = plan(revision(), facts(shape="engine", device=Device("cuda", (80 * GI,) * 4)))
+    assert (budgets.hbm_base, budgets.l0, budgets.l1) == (64 * GI, 0, 384 * GI)
 
 
 def test_sizes_win_over_shares(revision: Make, facts: Make) -> None:
@@ -39,7 +53,7 @@ def test_sizes_win_over_shares(revision: Make, facts: Make) -> None:
 
 
 def test_without_a_device_the_stand_in_counts_and_is_said(revision: Make, facts: Make) -> None:
-    budgets = plan(revision(), facts(device=Device("cpu", 0, 2 * GI)))
+    budgets = plan(revision(), facts(device=Device("cpu", (2 * GI,))))
     assert budgets.l0 == 2 * GI * 20 // 100
     assert budgets.l1 == 6 * budgets.l0
     assert "percentOfDevice is of 2Gi" in budgets.notes[0]
@@ -87,7 +101,7 @@ def test_without_a_pods_limit_tiers_grow_into_what_is_available_only(
 def test_l0_in_shared_memory_stays_too(revision: Make, facts: Make) -> None:
     spec = revision(tiers={"hbm": {"size": "10Gi"}, "dram": {"size": "90Gi"}})
     limit = MemoryLimit(512 * GI, "this machine's memory", 2 * GI, 42 * GI)
-    given = {"device": Device("cpu", 0, 20 * GI), "memory": limit}
+    given = {"device": Device("cpu", (20 * GI,)), "memory": limit}
     first = plan(spec, facts(**given))
     assert (first.l0, first.l1) == (10 * GI, 30 * GI)
     given["memory"] = MemoryLimit(512 * GI, "this machine's memory", 2 * GI, 0)
@@ -110,7 +124,7 @@ def test_room_that_came_after_the_start_is_for_the_next_process(
     assert budgets.l1 == 40 * GI
     assert budgets.clamps[0].reason is Reason.SharedMemory
     assert "restart it to use more" in str(budgets.clamps[0])
-    on_cpu = plan(revision(), facts(arenas_most=40 * GI, device=Device("cpu", 0, 400 * GI)))
+    on_cpu = plan(revision(), facts(arenas_most=40 * GI, device=Device("cpu", (400 * GI,))))
     assert on_cpu.l0 + on_cpu.l1 == 40 * GI
     first = plan(revision(), facts(arenas_most=40 * GI, shm_available=30 * GI))
     assert "shared memory has 30Gi left" in str(first.clamps[0]), "the nearer bound is the one said"
@@ -118,9 +132,9 @@ def test_room_that_came_after_the_start_is_for_the_next_process(
 
 def test_l0_without_a_device_shares_the_room_with_l1(revision: Make, facts: Make) -> None:
     spec = revision(tiers={"hbm": {"size": "8Gi"}, "dram": {"size": "8Gi"}})
-    roomy = plan(spec, facts(device=Device("cpu", 0, 2 * GI)))
+    roomy = plan(spec, facts(device=Device("cpu", (2 * GI,))))
     assert (roomy.l0, roomy.l1) == (8 * GI, 8 * GI)
-    tight = plan(spec, facts(device=Device("cpu", 0, 2 * GI), shm_available=10 * GI))
+    tight = plan(spec, facts(device=Device("cpu", (2 * GI,)), shm_available=10 * GI))
     assert (tight.l0, tight.l1) == (5 * GI, 5 * GI)
     assert [c.tier for c in tight.clamps] == ["hbm", "dram"]
 
@@ -240,7 +254,7 @@ def test_never_more_than_there_is(
         },
     )
     memory = None if limit is None else MemoryLimit(limit, "a limit", 2 * GI)
-    facts = Facts("owned", Device(kind, 1, device), memory, shm)
+    facts = Facts("owned", Device(kind, (device,)), memory, shm)
     try:
         budgets = plan(spec, facts)
     except NotApplicableError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from kvtier_agent.node import facts
@@ -86,8 +87,18 @@ def test_a_device_that_is_not_there_is_an_error_and_auto_falls_back(
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     with pytest.raises(LookupError):
         facts.find_device("cuda", 2 * GI)
-    assert facts.find_device("auto", 2 * GI) == facts.Device("cpu", 0, 2 * GI)
-    assert facts.find_device("cpu", 3 * GI).memory == 3 * GI
+    assert facts.find_device("auto", 2 * GI) == facts.Device("cpu", (2 * GI,))
+    assert facts.find_device("cpu", 3 * GI).first == 3 * GI
+
+
+def test_every_visible_device_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    memories = (80 * GI, 24 * GI)
+    monkeypatch.setattr(
+        "torch.cuda.get_device_properties", lambda i: SimpleNamespace(total_memory=memories[i])
+    )
+    assert facts.find_device("cuda", 2 * GI) == facts.Device("cuda", memories)
 
 
 def test_room_counts_what_we_hold_ourselves(tmp_path: Path) -> None:
