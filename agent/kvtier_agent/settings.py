@@ -132,7 +132,7 @@ class AgentSettings(BaseSettings):
     run_dir: Path = _knob(
         default_run_dir,
         "Sockets and page tables; one agent per folder",
-        shown="/run/kvtier; without root $XDG_RUNTIME_DIR/kvtier",
+        shown="/run/kvtier; without root $XDG_RUNTIME_DIR/kvtier or /tmp/kvtier-UID",
         group=_PLACES,
     )
     shm_dir: Path = _knob(
@@ -192,7 +192,8 @@ class AgentSettings(BaseSettings):
     )
     l0: Literal["owned", "engine"] = _knob(
         "owned",
-        "Shape of L0. owned: an arena of the agent's. engine: the engine's own block pool",
+        "Shape of L0. owned: an arena of the agent's, all of it on the first device that it sees. "
+        "engine: the engine's own block pool, as for vLLM",
         group=_DEVICE,
     )
     memory_headroom: Bytes = _knob(

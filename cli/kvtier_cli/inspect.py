@@ -45,8 +45,8 @@ def inspect(
     `suspect_segments{count, numbers[]}`: those of NVMe that held a bad page and get nothing new
     until they were emptied and tested, `boot`, `restart{taken_over, dropped{reason: pages},
     cold}`: what the agent found of the one before it, and why it started cold, "" otherwise.
-    `running`: whether the agent lives; without it the figures are what the last one left, and the
-    exit code is 1.
+    `running`: whether the agent lives; without it the figures are what one that was killed has left
+    (an orderly stop leaves nothing to look at), and the exit code is 1.
     """
     from kvtier_agent.settings import default_run_dir
 
@@ -62,7 +62,7 @@ def inspect(
     if json_target is None:
         _show(result)
     if not running:
-        note(f"no agent runs on {folder}; this is what the last one left")
+        note(f"no agent runs on {folder}; this is what one that was killed has left")
         raise typer.Exit(FINDING)
     raise typer.Exit(DONE)
 
@@ -94,8 +94,8 @@ def _tables(folder: Path, domain: str | None) -> dict[str, Path]:
         return {domain: found[domain]}
     if not found:
         raise UserError(
-            f"no page table in {folder}: no engine has connected to the agent yet, or it uses "
-            "another folder; name it with --run-dir"
+            f"no page table in {folder}: no engine has connected to the agent yet, it was stopped, "
+            "or it uses another folder; name it with --run-dir"
         )
     return found
 

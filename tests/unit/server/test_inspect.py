@@ -75,7 +75,7 @@ def test_what_a_dead_agent_left_is_shown_as_such(
     done = inspect("--run-dir", run)
     assert done.exit_code == 1
     assert "no agent runs on" in done.stderr
-    assert "this is what the last one left" in done.stderr
+    assert "this is what one that was killed has left" in done.stderr
     assert "4 pages" in done.stdout
     left = json.loads(inspect("--run-dir", run, "--json", "-").stdout)
     assert left["running"] is False
