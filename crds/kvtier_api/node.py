@@ -128,17 +128,29 @@ class TierStatus(ApiModel):
 class Counters(ApiModel):
     """Cumulative over the agent's restarts on this node; never go down while bootID is the same."""
 
-    hits_l0: Annotated[int, _count("Pages found in L0.", "pages")] = 0
-    hits_l1: Annotated[int, _count("Pages found in L1.", "pages")] = 0
-    hits_l2: Annotated[int, _count("Pages found in L2.", "pages")] = 0
-    misses: Annotated[int, _count("Pages asked for and not held.", "pages")] = 0
+    hits_l0: Annotated[int, _count("Pages delivered from L0.", "pages")] = 0
+    hits_l1: Annotated[int, _count("Pages delivered from L1.", "pages")] = 0
+    hits_l2: Annotated[int, _count("Pages delivered from L2.", "pages")] = 0
+    misses: Annotated[
+        int,
+        _count(
+            "Pages asked for that engines had to compute: not held, not worth loading, late, bad.",
+            "pages",
+        ),
+    ] = 0
     hit_tokens: Annotated[int, _count("Tokens that were not recomputed.", "tokens")] = 0
     miss_tokens: Annotated[int, _count("Tokens that were recomputed.", "tokens")] = 0
     pages_stored: Annotated[int, _count("Pages that engines committed.", "pages")] = 0
     refused_pages: Annotated[
-        int, _count("Pages not admitted, for value or for space.", "pages")
+        int,
+        _count(
+            "Pages not taken: for value, for space, for a quota, or because no policy is in force.",
+            "pages",
+        ),
     ] = 0
-    evicted_pages: Annotated[int, _count("Pages dropped from the last tier.", "pages")] = 0
+    evicted_pages: Annotated[
+        int, _count("Pages lost from the cache, in whatever tier they were.", "pages")
+    ] = 0
     demoted_pages: Annotated[int, _count("Pages moved down one tier.", "pages")] = 0
     promoted_pages: Annotated[int, _count("Pages moved up into L0.", "pages")] = 0
     nvme_bytes_written: Annotated[int, _count("Bytes written to L2.", "bytes")] = 0

@@ -106,7 +106,7 @@ class RevisionSpec(ApiModel):
     frozen_prefixes: Annotated[
         tuple[FrozenPrefix, ...],
         knob(
-            "Prefixes that stay in L0 whatever their value.",
+            "Prefixes that stay in L0 (where the engine owns L0: in DRAM) whatever their value.",
             unit="list of prefixes, by name",
             list_type="map",
             keys=("name",),
@@ -215,7 +215,11 @@ class PolicyStatus(ApiModel):
     ] = -1
     active_revision: Annotated[
         Revision,
-        knob("Revision in force on all ruled nodes; empty before the first.", unit="SHA-256, hex"),
+        knob(
+            "Last revision that was in force on all ruled nodes; empty before the first. Where "
+            "there are no nodes, the desired one.",
+            unit="SHA-256, hex",
+        ),
     ] = ""
     desired_revision: Annotated[
         Revision, knob("Revision that the spec asks for.", unit="SHA-256, hex")

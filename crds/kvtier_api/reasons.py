@@ -40,8 +40,9 @@ class Reason(StrEnum):
     PartlyApplied = (
         "PartlyApplied",
         "revision {revision} is in force except {fields}, which cannot be obeyed here",
-        "Look at status.notApplied of the nodes: where the engine owns L0, fields about L0 have "
-        "no effect. Remove them, or run the agent with an L0 of its own.",
+        "Where the engine owns L0, fields about L0 have no effect and are listed even if the "
+        "policy does not write them: nothing to do. page.tokens: start engines with the policy's "
+        "page size, or write theirs.",
     )
 
     # -- KVTierPolicy: Ready, Reconciling
@@ -68,7 +69,8 @@ class Reason(StrEnum):
     NodesStale = (
         "NodesStale",
         "{count} of {selected} nodes have not reported for three intervals: {nodes}",
-        "Is the agent's Pod on that node running, and does it reach the API server?",
+        "Is the agent's Pod on that node running, and does it reach the API server? If no agent is "
+        "meant to run there, narrow spec.nodeSelector.",
     )
     Paused = (
         "Paused",
@@ -106,8 +108,9 @@ class Reason(StrEnum):
     RevisionConflict = (
         "RevisionConflict",
         "revision {name} exists with other content",
-        "A ControllerRevision was edited or its hash collided: delete it, the operator writes it "
-        "again.",
+        "The ControllerRevision was made by hand or by another version: delete it, the operator "
+        "writes it again. If there are 3 revisions of one generation, two versions of the operator "
+        "run: stop one, then delete the surplus.",
     )
     Progressing = (
         "Progressing",
@@ -119,7 +122,7 @@ class Reason(StrEnum):
     Starting = (
         "Starting",
         "the agent is starting: {step}",
-        "Wait. If it lasts, look at the agent's log.",
+        "Wait. `/readyz` of the agent has the step. If it lasts, look at the agent's log.",
     )
     Stopping = (
         "Stopping",
@@ -131,15 +134,10 @@ class Reason(StrEnum):
         "no policy rules this node; pages are served for another {seconds} s, none are admitted",
         "Apply a KVTierPolicy whose nodeSelector matches the node, or nothing if this is meant.",
     )
-    NotReported = (
-        "NotReported",
-        "no agent has reported for this node yet",
-        "Does the agent's DaemonSet run a Pod on this node?",
-    )
     MemoryCut = (
         "MemoryCut",
         "a client cut the shared memory of {tiers} short: what lay there are misses",
-        "Restart the agent on the node; find the client that truncates files of the arena.",
+        "Note who maps the file (`fuser -v`), then restart the agent on the node.",
     )
     TwoAgents = (
         "TwoAgents",
@@ -164,7 +162,8 @@ class Reason(StrEnum):
     SharedMemory = (
         "SharedMemory",
         "L1 is {actual} instead of {wanted}: {directory} has {free} free",
-        "Raise the size limit of the shared-memory volume, or lower tiers.dram.",
+        "Enlarge /dev/shm of the node (where agent.sharedMemory.hostPath is empty: agent.memory) "
+        "and restart the agent, or lower tiers.dram.",
     )
     PageTable = (
         "PageTable",
@@ -189,7 +188,8 @@ class Reason(StrEnum):
     InvalidRevision = (
         "InvalidRevision",
         "revision {revision} is not valid: {problem}",
-        "Operator and agent disagree about the API: upgrade the older of the two.",
+        "Operator and agent disagree about the API: upgrade the older of the two. An agent that "
+        "runs alone: mend the policy file, `kvtier policy validate FILE`.",
     )
     UnknownFields = (
         "UnknownFields",
@@ -205,7 +205,8 @@ class Reason(StrEnum):
     VolumeUnusable = (
         "VolumeUnusable",
         "volume {volume} cannot be used: {problem}",
-        "Make the directory exist on a file system of its own, writable for the agent.",
+        "Make the directory exist on a file system of its own, writable for the agent. If a newer "
+        "agent wrote it: go back to that one, or empty the folder.",
     )
     VolumeFull = (
         "VolumeFull",
@@ -225,7 +226,7 @@ class Reason(StrEnum):
     OutOfMemory = (
         "OutOfMemory",
         "{tier} cannot be made {wanted}: {problem}",
-        "Lower the tier's size, or free memory on the node.",
+        "Lower the tier's size, or free memory on the node. For vLLM: agent.l0: engine.",
     )
     Applied = (
         "Applied",

@@ -29,8 +29,10 @@ class HBMTier(ApiModel):
     percent_of_device: Annotated[
         int | None,
         number(
-            "Share of the memory of every device of the node that L0 takes. 20 follows the split "
-            "60 weights, 15 activations, 20 KV cache, 5 reserve.",
+            "Share of device memory that L0 takes: of the first device that the agent sees, on "
+            "which an L0 of its own lies; where the engines own L0, of all devices together, until "
+            "they have registered their pools. 20 follows the split 60 weights, 15 activations, "
+            "20 KV cache, 5 reserve.",
             unit="percent of device memory",
             ge=1,
             le=90,
@@ -40,7 +42,8 @@ class HBMTier(ApiModel):
     size: Annotated[
         Quantity | None,
         knob(
-            "Size of L0 over all devices of the node, instead of percentOfDevice.",
+            "Size of L0 on the node, instead of percentOfDevice. One of the agent's own lies on "
+            "the first device and cannot be larger.",
             unit="bytes, as a quantity (1Mi to 16Ti)",
             absent="percentOfDevice holds",
         ),
@@ -256,7 +259,8 @@ class Pressure(ApiModel):
 
 
 class FrozenPrefix(ApiModel):
-    """A prefix that stays in L0 whatever its value, such as a system prompt."""
+    """A prefix that stays in L0 (where the engine owns L0: in DRAM) whatever its value, such as a
+    system prompt."""
 
     RULES: ClassVar[tuple[Rule, ...]] = (rules.FROZEN_SIZE,)
 

@@ -85,7 +85,9 @@ def tally(ruled: tuple[RuledNode, ...], desired: str) -> Tally:
             ready += 1
         elif is_updated:
             why = report.ready
-            not_ready.append((node.name, f"{why.reason}: {why.message}" if why else "NotReported"))
+            not_ready.append(
+                (node.name, f"{why.reason}: {why.message}" if why else "no condition Ready")
+            )
     return Tally(
         selected=len(ruled),
         updated=updated,
