@@ -122,7 +122,7 @@ class Reason(StrEnum):
     Starting = (
         "Starting",
         "the agent is starting: {step}",
-        "Wait. `/readyz` of the agent has the step. If it lasts, look at the agent's log.",
+        "Wait. If it lasts, look at `/readyz` of the agent and at its log.",
     )
     Stopping = (
         "Stopping",
