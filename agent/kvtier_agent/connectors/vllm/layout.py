@@ -11,14 +11,12 @@ from __future__ import annotations
 import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from hashlib import blake2b
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from kvtier_agent.cache.geometry import Geometry
-from kvtier_agent.cache.identity import frame
+from kvtier_agent.connectors.vllm.fingerprint import kv_dtype, weights_revision
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -42,12 +40,15 @@ class EngineLayout:
 
 
 def engine_layout(
-    vllm_config: VllmConfig, kv_cache_config: KVCacheConfig, page_tokens: int | None
+    vllm_config: VllmConfig,
+    kv_cache_config: KVCacheConfig,
+    page_tokens: int | None,
+    weights: str = "",
 ) -> EngineLayout:
     """The layout of this engine's KV.
 
     page_tokens: tokens per page, a multiple of the engine's block; None = the largest multiple
-    of the block that is at most 256, or one block.
+    of the block that is at most 256, or one block. weights: see `weights_revision`, `given`.
     Raises UnsupportedModelError for what whole pages of one kind of layer cannot hold.
     """
     groups = kv_cache_config.kv_cache_groups
@@ -63,6 +64,14 @@ def engine_layout(
             "Set tensor and pipeline parallel size to 1"
         )
     spec: Any = groups[0].kv_cache_spec
+    _check_spec(spec)
+    cache = vllm_config.cache_config
+    if getattr(cache, "calculate_kv_scales", False):
+        raise UnsupportedModelError(
+            "calculate_kv_scales measures the scales of the KV anew in every process, so a page "
+            "means something else after a restart. Leave it out (the scales are then the "
+            "checkpoint's, or 1), or run this model without the connector"
+        )
     block_tokens = int(spec.block_size)
     tokens = page_tokens if page_tokens is not None else max(1, 256 // block_tokens) * block_tokens
     if tokens <= 0 or tokens % block_tokens:
@@ -82,8 +91,12 @@ def engine_layout(
         head_size=int(spec.head_size),
         dtype_bytes=spec.dtype.itemsize,
         page_tokens=tokens,
-        weights=weights_revision(vllm_config.model_config),
-        dtype=str(spec.dtype),
+        weights=weights_revision(
+            vllm_config.model_config,
+            given=weights,
+            load_format=str(vllm_config.load_config.load_format),
+        ),
+        dtype=kv_dtype(str(spec.dtype), str(cache.cache_dtype)),
         layout=_layout(vllm_config, kv_cache_config, block_tokens),
     )
     block_bytes = int(spec.page_size_bytes)
@@ -95,32 +108,25 @@ def engine_layout(
     return EngineLayout(geometry, layers, block_tokens, block_bytes, tokens // block_tokens)
 
 
-WEIGHT_FILES = ("*.safetensors", "*.bin", "*.pt", "*.gguf", "config.json")
+def _check_spec(spec: Any) -> None:
+    """Raises UnsupportedModelError for layers that let go of blocks, or keep no KV at all.
 
-
-def weights_revision(model: Any) -> str:
-    """Which weights these are, from vLLM's `ModelConfig`; at most 128 characters.
-
-    A name alone does not say it: a branch moves, and a folder is written anew. So the commit that
-    was resolved, whatever overrides the model's configuration, and name, size and time of change
-    of each weight file in a folder are part of it.
+    A uniformly sliding model is one group of layers too, but its early blocks are vLLM's null
+    block, or another request's by now. Layers that slide while vLLM keeps all their blocks, as in a
+    mixed model without the hybrid allocator, are `FullAttentionSpec`.
     """
-    commit = getattr(getattr(model, "hf_config", None), "_commit_hash", None)
-    overrides = getattr(model, "hf_overrides", None)
-    parts = [
-        model.model,
-        model.revision or "main",
-        commit or "",
-        model.quantization or "none",
-        repr(sorted(overrides.items())) if isinstance(overrides, dict) else "",
-    ]
-    folder = Path(model.model)
-    if folder.is_dir():
-        for file in sorted({file for kind in WEIGHT_FILES for file in folder.glob(kind)}):
-            status = file.stat()
-            parts += [file.name, str(status.st_size), str(status.st_mtime_ns)]
-    data = frame(b"W", *(str(part).encode() for part in parts))
-    return f"{str(model.model)[-80:]}@{blake2b(data, digest_size=16).hexdigest()}"
+    from vllm.v1.kv_cache_interface import FullAttentionSpec
+
+    if type(spec) is not FullAttentionSpec:
+        raise UnsupportedModelError(
+            f"the model's layers keep {type(spec).__name__}; kvtier serves models whose layers all "
+            "keep full KV (FullAttentionSpec). Run this model without the connector"
+        )
+    if getattr(spec, "non_causal", False):
+        raise UnsupportedModelError(
+            "the model's layers look ahead (non-causal attention), so a page depends on what comes "
+            "after it. Run this model without the connector"
+        )
 
 
 def _layout(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig, block_tokens: int) -> str:
