@@ -13,8 +13,8 @@ nothing but the metadata that vLLM carries from one to the other each step.
 
 An agent that is absent, restarted or slow is a miss: the client answers "nothing cached" and the
 engine computes. A page that cannot be loaded although it was promised is reported block by block,
-and vLLM recomputes from there (with `kv_load_failure_policy: recompute`; its default ends the
-request with an error, so say so in the configuration).
+and vLLM recomputes from there. That takes `kv_load_failure_policy: recompute`; with its default
+vLLM would end the request with an error, so the connector does not start without it.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 from kvtier_agent.cache.identity import as_keys, child_key_from_digest
 from kvtier_agent.connectors.vllm.layout import BlockCopier, EngineLayout, engine_layout
 from kvtier_agent.connectors.vllm.plan import LoadPages, RequestPlanner, SaveGuard, SavePages
+from kvtier_agent.connectors.vllm.settings import check_failure_policy, read_settings
 from kvtier_agent.connectors.vllm.speed import PrefillSpeed
 from kvtier_agent.server.client import Client
 
@@ -49,13 +50,6 @@ if TYPE_CHECKING:
     from vllm.v1.request import Request
 
 log = logging.getLogger(__name__)
-
-EXTRA_SOCKET = "kvtier.socket"
-EXTRA_PAGE_TOKENS = "kvtier.page_tokens"
-EXTRA_TIMEOUT = "kvtier.timeout_milliseconds"
-EXTRA_TENANT = "kvtier.tenant"
-DEFAULT_SOCKET = "/run/kvtier/default.sock"
-DEFAULT_TIMEOUT_MILLISECONDS = 1000
 
 
 @dataclass
@@ -84,18 +78,17 @@ class KvtierConnector(KVConnectorBase_V1):  # type: ignore[misc]
         self, vllm_config: VllmConfig, role: KVConnectorRole, kv_cache_config: KVCacheConfig
     ) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
-        extra = self._kv_transfer_config.kv_connector_extra_config
-        page_tokens = extra.get(EXTRA_PAGE_TOKENS)
+        check_failure_policy(self._kv_transfer_config)
+        self._settings = read_settings(self._kv_transfer_config.kv_connector_extra_config)
         self._layout: EngineLayout = engine_layout(
-            vllm_config, kv_cache_config, None if page_tokens is None else int(page_tokens)
+            vllm_config, kv_cache_config, self._settings.page_tokens, self._settings.weights
         )
-        name = f"vllm-{role.name.lower()}"
         self._client = Client(
-            extra.get(EXTRA_SOCKET, DEFAULT_SOCKET),
+            self._settings.socket,
             self._layout.geometry,
-            timeout_seconds=int(extra.get(EXTRA_TIMEOUT, DEFAULT_TIMEOUT_MILLISECONDS)) / 1000,
-            name=name,
-            tenant=str(extra.get(EXTRA_TENANT, "")),
+            timeout_seconds=self._settings.timeout_seconds,
+            name=f"vllm-{role.name.lower()}",
+            tenant=self._settings.tenant,
             # The workers hold the engine's pool, one rank each; the scheduler none.
             kv_pool_bytes=(
                 kv_cache_config.num_blocks
