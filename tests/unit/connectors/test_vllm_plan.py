@@ -76,15 +76,60 @@ def test_pages_are_saved_once_and_only_when_complete() -> None:
     assert made.step("r", 9) == (None, None)
 
 
-def test_a_failed_load_offers_the_pages_again() -> None:
+def test_a_failed_load_offers_the_pages_of_every_request_again() -> None:
     made = planner(hashes=4, blocks=4)
-    assert made.step("r", 16)[1] is not None
-    made.load_failed({999})
-    assert made.step("r", 16)[1] is None
-    made.load_failed({101})
+    made.track("other", [block_hash(i) for i in range(50, 54)])
+    made.blocks_replaced("other", range(200, 204))
+    for request in ("r", "other"):
+        assert made.step(request, 16)[1] is not None
+        assert made.step(request, 16)[1] is None
+    made.load_failed()  # the worker saved nothing of that step
+    for request in ("r", "other"):
+        _, save = made.step(request, 16)
+        assert save is not None
+        assert (save.first_page, len(save.keys)) == (0, 2)
+
+
+def test_pages_of_an_adapter_hang_from_its_content() -> None:
+    made = RequestPlanner(ROOT, 4, 8, chain)
+    hashes = [block_hash(i) for i in range(4)]
+    for name, adapter in (("none", b""), ("one", b"1" * 16), ("two", b"2" * 16)):
+        made.track(name, hashes, adapter)
+        made.blocks_replaced(name, range(4))
+    keys = [made.keys(name, 16) for name in ("none", "one", "two")]
+    assert len({key for chain_of in keys for key in chain_of}) == 6
+    assert keys[1][0] == chain(chain(ROOT, b"1" * 16), block_hash(1))
+    _, save = made.step("one", 16)
+    assert save is not None
+    assert save.parent == chain(ROOT, b"1" * 16)
+
+
+def test_an_adapter_of_unknown_content_is_neither_loaded_nor_saved() -> None:
+    made = RequestPlanner(ROOT, 4, 8, chain)
+    made.track("r", [block_hash(i) for i in range(4)], None)
+    assert made.loadable_keys("r", 17) == []
+    made.blocks_replaced("r", range(4))
+    assert made.step("r", 16) == (None, None)
+
+
+def test_after_a_reset_pages_have_other_names() -> None:
+    made = planner(hashes=4, blocks=0)
+    before = list(made.keys("r", 16))
+    made.reset(b"n" * 16)
+    assert not set(made.keys("r", 16)) & set(before)
+    assert made.keys("r", 16)[0] == chain(b"n" * 16, block_hash(1))
+
+
+def test_what_was_computed_before_a_reset_is_not_saved_after_it() -> None:
+    made = planner(hashes=8, blocks=2)
+    made.reset(b"n" * 16)
+    made.blocks_appended("r", range(102, 108))
+    assert made.step("r", 16) == (None, None)
+    assert made.loadable_keys("r", 17) == []
+    made.blocks_replaced("r", range(108))  # preempted, and computed anew
     _, save = made.step("r", 16)
     assert save is not None
-    assert save.first_page == 0
+    assert (save.first_page, save.parent) == (0, b"n" * 16)
 
 
 def test_a_load_is_planned_once() -> None:

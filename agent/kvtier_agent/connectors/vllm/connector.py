@@ -20,8 +20,8 @@ vLLM would end the request with an error, so the connector does not start withou
 from __future__ import annotations
 
 import logging
+import os
 import time
-import zlib
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -32,9 +32,16 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorRole,
 )
 
-from kvtier_agent.cache.identity import as_keys, child_key_from_digest
+from kvtier_agent.cache.identity import KEY_BYTES, as_keys, child_key_from_digest
+from kvtier_agent.connectors.vllm.adapters import Adapters
 from kvtier_agent.connectors.vllm.layout import BlockCopier, EngineLayout, engine_layout
-from kvtier_agent.connectors.vllm.plan import LoadPages, RequestPlanner, SaveGuard, SavePages
+from kvtier_agent.connectors.vllm.plan import (
+    LoadPages,
+    RequestPlanner,
+    SaveGuard,
+    SavePages,
+    request_number,
+)
 from kvtier_agent.connectors.vllm.settings import check_failure_policy, read_settings
 from kvtier_agent.connectors.vllm.speed import PrefillSpeed
 from kvtier_agent.server.client import Client
@@ -64,11 +71,6 @@ class StepPlan(KVConnectorMetadata):  # type: ignore[misc]
     """Failed loads that the scheduler had heard of when it made this plan."""
     tokens: int = 0
     """Tokens that the forward pass computes, over all requests."""
-
-
-def request_number(request_id: str) -> int:
-    """The number by which a lookup and its load, made by two processes, meet."""
-    return zlib.crc32(request_id.encode()) or 1
 
 
 class KvtierConnector(KVConnectorBase_V1):  # type: ignore[misc]
@@ -106,6 +108,7 @@ class KvtierConnector(KVConnectorBase_V1):  # type: ignore[misc]
             self._layout.geometry.page_tokens,
             child_key_from_digest,
         )
+        self._adapters = Adapters()
         self._num_blocks = kv_cache_config.num_blocks
         self._copier: BlockCopier | None = None
         self._bad_blocks: set[int] = set()
@@ -122,14 +125,16 @@ class KvtierConnector(KVConnectorBase_V1):  # type: ignore[misc]
     # -- scheduler side ------------------------------------------------------------------------
 
     def on_new_request(self, request: Request) -> None:
-        self._planner.track(request.request_id, request.block_hashes)
+        if request.request_id not in self._planner:
+            adapter = self._adapters.digest(request.lora_request)
+            self._planner.track(request.request_id, request.block_hashes, adapter)
 
     def get_num_new_matched_tokens(
         self, request: Request, num_computed_tokens: int
     ) -> tuple[int | None, bool]:
         """Tokens beyond vLLM's own hit that the tiers hold and that are worth loading."""
         request_id = request.request_id
-        self._planner.track(request_id, request.block_hashes)
+        self.on_new_request(request)
         if request.skip_reading_prefix_cache:
             return 0, False
         keys = self._planner.loadable_keys(request_id, request.num_tokens)
@@ -182,7 +187,7 @@ class KvtierConnector(KVConnectorBase_V1):  # type: ignore[misc]
     def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
         if connector_output.invalid_block_ids:
             self._failures += 1
-            self._planner.load_failed(set(connector_output.invalid_block_ids))
+            self._planner.load_failed()
 
     def request_finished(
         self, request: Request, block_ids: list[int]
@@ -257,7 +262,14 @@ class KvtierConnector(KVConnectorBase_V1):  # type: ignore[misc]
         return bad
 
     def reset_cache(self) -> bool | None:
-        """vLLM drops its own prefix cache; what the tiers hold is named by content and stays."""
+        """What was computed so far is void, since the weights are others now: vLLM's scheduler asks
+        for it when its own cache is cleared along with its connector's.
+
+        Nothing says which weights these are, so the pages from here on have names that only this
+        engine knows, until it starts again. Those of before age out.
+        """
+        self._planner.reset(child_key_from_digest(self._client.root, os.urandom(KEY_BYTES)))
+        log.warning("kvtier: the cache was reset; pages are shared with nobody until a restart")
         return True
 
     def shutdown(self) -> None:

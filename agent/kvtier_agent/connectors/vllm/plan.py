@@ -15,21 +15,31 @@ The rules that keep this right:
 - Only whole pages, and never the whole prompt: vLLM must compute at least one token itself.
 - A page is saved once its last token's KV is computed in this step, and only once per request.
 - Keys come from vLLM's own block hashes (sha256 over tokens, LoRA, multimodal data, salt),
-  chained over pages under a root that names model, dtype, layout and instruction set.
+  chained over pages under a root that names model, dtype, layout and instruction set, and below
+  that under one that names the content of the request's LoRA adapter, where it has one. Where
+  nobody can tell that content, nothing is loaded and nothing saved.
 - A preempted request starts over: its block list is replaced, its saved pages stay saved.
 - When a load failed, what is computed behind it rests on wrong KV: by its request, by others that
   share its blocks, and in a step that was scheduled before the failure was known. The worker saves
-  nothing until then (`SaveGuard`), and the planner offers those pages again once vLLM has
-  recomputed them.
+  nothing until then (`SaveGuard`), of no request, and the planner offers all pages again once vLLM
+  has recomputed them; the agent takes those that it does not have.
+- `reset`: the weights are others from here on. Pages get names of their own, and a request that
+  holds blocks computed before is left out until it starts over.
 """
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 KeyChain = Callable[[bytes, bytes], bytes]
 """(parent page key, digest of the page's last block) -> page key."""
+
+
+def request_number(request_id: str) -> int:
+    """The number by which a lookup and its load, made by two processes, meet."""
+    return zlib.crc32(request_id.encode()) or 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,11 +75,13 @@ class SavePages:
 @dataclass(slots=True)
 class _Tracked:
     hashes: Sequence[bytes]
+    adapter: bytes | None
     keys: list[bytes] = field(default_factory=list)
     block_ids: list[int] = field(default_factory=list)
     saved_pages: int = 0
     load_first_block: int = 0
     load_end_page: int = 0
+    left_out: bool = False
 
 
 @dataclass(slots=True)
@@ -122,10 +134,19 @@ class RequestPlanner:
     def blocks_per_page(self) -> int:
         return self._blocks_per_page
 
-    def track(self, request_id: str, block_hashes: Sequence[bytes]) -> None:
-        """Begin to follow a request. `block_hashes` is its live list: it grows with the output."""
+    def __contains__(self, request_id: str) -> bool:
+        return request_id in self._requests
+
+    def track(
+        self, request_id: str, block_hashes: Sequence[bytes], adapter: bytes | None = b""
+    ) -> None:
+        """Begin to follow a request. `block_hashes` is its live list: it grows with the output.
+
+        adapter: digest of the content of its LoRA adapter (16 bytes or more), b"" without one; None
+        = nobody can tell, so nothing is loaded or saved.
+        """
         if request_id not in self._requests:
-            self._requests[request_id] = _Tracked(block_hashes)
+            self._requests[request_id] = _Tracked(block_hashes, adapter)
 
     def forget(self, request_id: str) -> None:
         self._requests.pop(request_id, None)
@@ -133,12 +154,21 @@ class RequestPlanner:
     def keys(self, request_id: str, tokens: int) -> list[bytes]:
         """Keys of the request's whole pages within its first `tokens` tokens."""
         request = self._requests[request_id]
+        root = self._root_of(request)
+        if root is None or request.left_out:
+            return []
         pages = min(tokens // self._page_tokens, len(request.hashes) // self._blocks_per_page)
         while len(request.keys) < pages:
             last_block = (len(request.keys) + 1) * self._blocks_per_page - 1
-            parent = request.keys[-1] if request.keys else self._root
+            parent = request.keys[-1] if request.keys else root
             request.keys.append(self._chain(parent, bytes(request.hashes[last_block])))
         return request.keys[:pages]
+
+    def _root_of(self, request: _Tracked) -> bytes | None:
+        """The parent of the request's first page."""
+        if not request.adapter:
+            return None if request.adapter is None else self._root
+        return self._chain(self._root, request.adapter)
 
     def loadable_keys(self, request_id: str, prompt_tokens: int) -> list[bytes]:
         """Keys that may be loaded for a prompt: at least one token is left to compute."""
@@ -160,32 +190,53 @@ class RequestPlanner:
 
     def blocks_replaced(self, request_id: str, block_ids: Sequence[int]) -> None:
         """The request is scheduled for the first time, or again after a preemption."""
-        self._requests[request_id].block_ids = list(block_ids)
+        request = self._requests[request_id]
+        request.block_ids = list(block_ids)
+        request.left_out = False
 
     def blocks_appended(self, request_id: str, block_ids: Sequence[int]) -> None:
         self._requests[request_id].block_ids.extend(block_ids)
 
-    def load_failed(self, bad_block_ids: set[int]) -> None:
-        """Blocks could not be filled: their requests' pages are to be offered for saving again."""
+    def load_failed(self) -> None:
+        """A load failed, so the worker saved nothing of a step or two: every request's pages are to
+        be offered for saving again."""
         for request in self._requests.values():
-            if not bad_block_ids.isdisjoint(request.block_ids):
-                request.saved_pages = 0
+            request.saved_pages = 0
+
+    def reset(self, root: bytes) -> None:
+        """Names given so far are void: the weights are others from here on, `root` is theirs.
+
+        What a request holds in blocks now was computed before, so it is left out until it gets new
+        ones.
+        """
+        self._root = root
+        for request in self._requests.values():
+            request.keys.clear()
+            request.saved_pages = 0
+            request.load_end_page = 0
+            request.left_out = bool(request.block_ids)
 
     def step(self, request_id: str, tokens_after: int) -> tuple[LoadPages | None, SavePages | None]:
         """Pages to load before and to save after a step that ends with `tokens_after` computed."""
         request = self._requests[request_id]
         load = self._take_load(request_id, request)
-        keys = self.keys(request_id, tokens_after)
-        keys = keys[: len(request.block_ids) // self._blocks_per_page]
+        complete = min(
+            tokens_after // self._page_tokens, len(request.block_ids) // self._blocks_per_page
+        )
+        if load is None and complete <= request.saved_pages:
+            return None, None  # nearly every step of a decode
+        keys = self.keys(request_id, complete * self._page_tokens)
         first = request.saved_pages
         if load is not None:  # what came from the cache need not go back there
             first = max(first, load.first_page + len(load.keys))
         if len(keys) <= first:
             return load, None
         request.saved_pages = len(keys)
+        parent = keys[first - 1] if first else self._root_of(request)
+        assert parent is not None
         save = SavePages(
             request_id,
-            keys[first - 1] if first else self._root,
+            parent,
             tuple(keys[first:]),
             first,
             self._blocks(request, first, len(keys)),
