@@ -33,6 +33,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 )
 
 from kvtier_agent.cache.identity import KEY_BYTES, as_keys, child_key_from_digest
+from kvtier_agent.cache.settings import CacheSettings
 from kvtier_agent.connectors.vllm.adapters import Adapters
 from kvtier_agent.connectors.vllm.layout import BlockCopier, EngineLayout, engine_layout
 from kvtier_agent.connectors.vllm.plan import (
@@ -44,6 +45,7 @@ from kvtier_agent.connectors.vllm.plan import (
 )
 from kvtier_agent.connectors.vllm.settings import check_failure_policy, read_settings
 from kvtier_agent.connectors.vllm.speed import PrefillSpeed
+from kvtier_agent.connectors.vllm.transfer import PageTransfer
 from kvtier_agent.server.client import Client
 
 if TYPE_CHECKING:
@@ -71,6 +73,13 @@ class StepPlan(KVConnectorMetadata):  # type: ignore[misc]
     """Failed loads that the scheduler had heard of when it made this plan."""
     tokens: int = 0
     """Tokens that the forward pass computes, over all requests."""
+    depths: float = 0.0
+    """Sum of these tokens' positions in their prompts."""
+
+    @property
+    def mean_depth(self) -> float:
+        """How deep in their prompts the step's tokens stand on average, tokens."""
+        return self.depths / self.tokens if self.tokens else 0.0
 
 
 class KvtierConnector(KVConnectorBase_V1):  # type: ignore[misc]
@@ -111,11 +120,12 @@ class KvtierConnector(KVConnectorBase_V1):  # type: ignore[misc]
         self._adapters = Adapters()
         self._num_blocks = kv_cache_config.num_blocks
         self._copier: BlockCopier | None = None
+        self._transfer: PageTransfer | None = None
         self._bad_blocks: set[int] = set()
         self._guard = SaveGuard()
         self._steps = 0
         self._failures = 0
-        self._speed = PrefillSpeed(self._layout.geometry.page_tokens)
+        self._speed = PrefillSpeed(self._layout.geometry.page_tokens, CacheSettings().parity_tokens)
 
     @property
     def requires_kv_delivery(self) -> bool:
@@ -166,7 +176,7 @@ class KvtierConnector(KVConnectorBase_V1):  # type: ignore[misc]
         scheduled = scheduler_output.num_scheduled_tokens
         for new in scheduler_output.scheduled_new_reqs:
             self._planner.blocks_replaced(new.req_id, new.block_ids[0])
-            self._add(plan, new.req_id, new.num_computed_tokens + scheduled[new.req_id])
+            self._add(plan, new.req_id, new.num_computed_tokens, scheduled[new.req_id])
         cached = scheduler_output.scheduled_cached_reqs
         for number, request_id in enumerate(cached.req_ids):
             block_ids = cached.new_block_ids[number]
@@ -174,11 +184,13 @@ class KvtierConnector(KVConnectorBase_V1):  # type: ignore[misc]
                 self._planner.blocks_replaced(request_id, block_ids[0] if block_ids else ())
             elif block_ids is not None:
                 self._planner.blocks_appended(request_id, block_ids[0])
-            self._add(plan, request_id, cached.num_computed_tokens[number] + scheduled[request_id])
+            computed = cached.num_computed_tokens[number]
+            self._add(plan, request_id, computed, scheduled[request_id])
         return plan
 
-    def _add(self, plan: StepPlan, request_id: str, tokens_after: int) -> None:
-        load, save = self._planner.step(request_id, tokens_after)
+    def _add(self, plan: StepPlan, request_id: str, computed: int, scheduled: int) -> None:
+        plan.depths += scheduled * (computed + scheduled / 2)
+        load, save = self._planner.step(request_id, computed + scheduled)
         if load is not None:
             plan.loads.append(load)
         if save is not None:
@@ -199,34 +211,18 @@ class KvtierConnector(KVConnectorBase_V1):  # type: ignore[misc]
 
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
         self._copier = BlockCopier(self._layout, kv_caches, self._num_blocks)
+        self._transfer = PageTransfer(self._client, self._copier, self._layout, self._settings)
 
     def start_load_kv(self, forward_context: ForwardContext, **kwargs: Any) -> None:
         plan = self._plan()
+        until = time.monotonic() + self._settings.step_timeout_seconds
         for load in plan.loads:
-            if not self._load(load):
+            assert self._transfer is not None
+            bad = self._transfer.load(load, until)
+            if bad:
                 self._guard.failed(plan.step)
+                self._bad_blocks.update(bad)
         self._speed.begin(time.monotonic())
-
-    def _load(self, load: LoadPages) -> bool:
-        """Copy pages in; False when some could not be loaded."""
-        assert self._copier is not None
-        pages = torch.empty((len(load.keys), self._layout.geometry.page_bytes), dtype=torch.uint8)
-        with self._client.load(
-            as_keys(b"".join(load.keys)), request=request_number(load.request_id)
-        ) as lease:
-            good = lease.copy_to(pages)
-        per_page = self._layout.blocks_per_page
-        usable = len(good) if good.all() else int(good.argmin())
-        if usable:
-            self._copier.scatter(
-                pages[:usable], load.block_ids[: usable * per_page], load.skip_blocks
-            )
-        if usable < len(load.keys):
-            # vLLM recomputes from the first bad block on; nothing behind it may stay as it is.
-            bad = load.block_ids[max(usable * per_page, load.skip_blocks) :]
-            self._copier.zero(bad)
-            self._bad_blocks.update(bad)
-        return usable == len(load.keys)
 
     def wait_for_layer_load(self, layer_name: str) -> None:
         """Loads are complete before the forward pass begins."""
@@ -241,21 +237,16 @@ class KvtierConnector(KVConnectorBase_V1):  # type: ignore[misc]
         """Pages hold all layers: they are saved once the last layer is done (`wait_for_save`)."""
 
     def wait_for_save(self) -> None:
-        page_tokens = self._layout.geometry.page_tokens
         plan = self._plan()
-        if not self._guard.may_save(plan.step, plan.failures):
+        if not plan.saves or not self._guard.may_save(plan.step, plan.failures):
             return  # perhaps computed on blank blocks: wrong, and recomputed by vLLM
+        assert self._copier is not None
+        assert self._transfer is not None
+        if self._speed.counts(plan.tokens):
+            self._copier.wait()  # the copies below are no part of computing
+            self._speed.end(time.monotonic(), plan.tokens, plan.mean_depth)
         for save in plan.saves:
-            assert self._copier is not None
-            pages = self._copier.gather(save.block_ids)  # waits for the device to be done
-            self._speed.end(time.monotonic(), plan.tokens)
-            self._client.put(
-                as_keys(b"".join(save.keys)),
-                pages,
-                depth=save.first_page * page_tokens,
-                parent=save.parent,
-                tokens_per_second=self._speed.tokens_per_second,
-            )
+            self._transfer.save(save, self._speed.tokens_per_second)
 
     def get_block_ids_with_load_errors(self) -> set[int]:
         bad, self._bad_blocks = self._bad_blocks, set()

@@ -163,32 +163,42 @@ class BlockCopier:
             for name in layout.layer_names
         ]
 
-    def gather(self, block_ids: Sequence[int]) -> torch.Tensor:
-        """The pages of these blocks: uint8 (pages, page_bytes) in host memory."""
-        per_page = self._layout.blocks_per_page
-        pages = len(block_ids) // per_page
-        index = torch.tensor(block_ids, dtype=torch.long)
-        out = torch.empty(
-            (pages, len(self._layers), per_page * self._layout.block_bytes), dtype=torch.uint8
-        )
+    @property
+    def device(self) -> torch.device:
+        return self._layers[0].device
+
+    def gather(self, block_ids: Sequence[int], out: torch.Tensor) -> None:
+        """Copy the pages of these blocks into `out`, uint8 (pages, page_bytes) in host memory.
+
+        It waits until the device has computed them.
+        """
+        pages = len(out)
+        index = torch.tensor(block_ids, dtype=torch.long, device=self.device)
+        on_device = out if out.device == self.device else torch.empty_like(out, device=self.device)
+        by_layer = on_device.view(pages, len(self._layers), -1)
         for number, layer in enumerate(self._layers):
-            blocks = layer.index_select(0, index.to(layer.device))
-            out[:, number] = blocks.reshape(pages, -1).cpu()
-        return out.view(pages, -1)
+            by_layer[:, number] = layer.index_select(0, index).view(pages, -1)
+        if on_device is not out:
+            out.copy_(on_device)
 
     def scatter(self, pages: torch.Tensor, block_ids: Sequence[int], skip_blocks: int) -> None:
         """Write pages (pages, page_bytes) into these blocks, the first `skip_blocks` excepted."""
-        index = torch.tensor(block_ids[skip_blocks:], dtype=torch.long)
-        by_layer = pages.view(pages.shape[0], len(self._layers), -1)
+        index = torch.tensor(block_ids[skip_blocks:], dtype=torch.long, device=self.device)
+        by_layer = pages.to(self.device).view(pages.shape[0], len(self._layers), -1)
         for number, layer in enumerate(self._layers):
             blocks = by_layer[:, number].reshape(len(block_ids), self._layout.block_bytes)
-            layer[index.to(layer.device)] = blocks[skip_blocks:].to(layer.device)
+            layer[index] = blocks[skip_blocks:]
+
+    def wait(self) -> None:
+        """Until the device has computed what it was given so far."""
+        if self.device.type != "cpu":
+            torch.get_device_module(self.device).current_stream().synchronize()
 
     def zero(self, block_ids: Sequence[int]) -> None:
         """Blank blocks whose load failed: left-over NaN in a block would poison its next user."""
-        index = torch.tensor(block_ids, dtype=torch.long)
+        index = torch.tensor(block_ids, dtype=torch.long, device=self.device)
         for layer in self._layers:
-            layer[index.to(layer.device)] = 0
+            layer[index] = 0
 
 
 def _as_blocks(name: str, tensor: torch.Tensor, num_blocks: int, block_bytes: int) -> torch.Tensor:
