@@ -24,6 +24,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 BLOCK_TOKENS = 32
 PAGE_TOKENS = 64
+LORA_RANK = 8
 
 POLICY = """\
 apiVersion: kvtier.io/v1alpha1
@@ -120,6 +121,8 @@ def engine(agent: Agent, model_folder: Path) -> Iterator[Any]:
         block_size=BLOCK_TOKENS,
         enable_prefix_caching=True,
         enforce_eager=True,
+        enable_lora=True,
+        max_lora_rank=LORA_RANK,
         seed=0,
         kv_transfer_config=KVTransferConfig(
             kv_connector="KvtierConnector",
@@ -129,7 +132,10 @@ def engine(agent: Agent, model_folder: Path) -> Iterator[Any]:
             kv_connector_extra_config={
                 "kvtier.socket": str(agent.socket),
                 "kvtier.page_tokens": PAGE_TOKENS,
+                "kvtier.group_mebibytes": 3,  # two pages, so that every prefix takes several
                 "kvtier.timeout_milliseconds": 20_000,  # a busy machine is no miss
+                "kvtier.load_timeout_milliseconds": 20_000,
+                "kvtier.step_timeout_milliseconds": 60_000,
             },
         ),
     )

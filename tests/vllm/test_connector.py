@@ -6,7 +6,9 @@ from a cached one by itself, because the prompt is computed in other pieces.
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -36,14 +38,18 @@ def prompts(engine: Any) -> list[list[int]]:
     return made
 
 
-def run(engine: Any, prompts: list[list[int]]) -> tuple[list[list[int]], list[int]]:
+def run(
+    engine: Any, prompts: list[list[int]], lora: Any = None
+) -> tuple[list[list[int]], list[int]]:
     """Output tokens, and how many prompt tokens were not computed, of each request in turn."""
     from vllm import SamplingParams
 
     sampling = SamplingParams(temperature=0, max_tokens=OUTPUT_TOKENS, ignore_eos=True)
     tokens, cached = [], []
     for prompt in prompts:  # one at a time: a batch of another shape rounds differently
-        (output,) = engine.generate({"prompt_token_ids": prompt}, sampling, use_tqdm=False)
+        (output,) = engine.generate(
+            {"prompt_token_ids": prompt}, sampling, use_tqdm=False, lora_request=lora
+        )
         tokens.append(list(output.outputs[0].token_ids))
         cached.append(output.num_cached_tokens)
     return tokens, cached
@@ -97,6 +103,95 @@ def test_the_engine_goes_on_without_an_agent_and_finds_it_again(
             break
     assert cached[0] == reference[1][0]
     assert tokens[0] == reference[0][0]
+
+
+def write_adapter(folder: Path, seed: int) -> None:
+    """A LoRA adapter of SmolLM2's attention, strong enough to change what is said."""
+    import torch
+    from safetensors.torch import save_file
+
+    generator = torch.Generator().manual_seed(seed)
+    weights = {}
+    for layer in range(30):
+        for name, width in (("q_proj", 576), ("k_proj", 192), ("v_proj", 192)):
+            at = f"base_model.model.model.layers.{layer}.self_attn.{name}"
+            weights[f"{at}.lora_A.weight"] = torch.randn(8, 576, generator=generator) / 24
+            weights[f"{at}.lora_B.weight"] = torch.randn(width, 8, generator=generator) / 3
+    folder.mkdir(exist_ok=True)
+    save_file(weights, folder / "adapter_model.safetensors")
+    config = {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "r": 8,
+        "lora_alpha": 8,
+        "target_modules": ["q_proj", "k_proj", "v_proj"],
+    }
+    (folder / "adapter_config.json").write_text(json.dumps(config))
+
+
+def test_an_adapter_that_was_trained_again_gets_nothing_of_the_old_one(
+    engine: Any, prompts: list[list[int]], reference: tuple[Any, list[int]], tmp_path: Path
+) -> None:
+    from vllm.lora.request import LoRARequest
+
+    folder, whole = tmp_path / "tickets", reference[1][:1]
+    write_adapter(folder, 1)
+    old = LoRARequest("tickets", 1, str(folder))
+    run(engine, prompts[:1], old)
+    own, _ = run(engine, prompts[:1], old)
+    engine.reset_prefix_cache()
+    tokens, cached = run(engine, prompts[:1], old)
+    assert (tokens, cached) == (own, whole), "its pages come from the tiers"
+
+    write_adapter(folder, 2)
+    new = LoRARequest("tickets", 2, str(folder))
+    engine.reset_prefix_cache()
+    _, cached = run(engine, prompts[:1], new)
+    assert cached == [0]
+    own, _ = run(engine, prompts[:1], new)
+    engine.reset_prefix_cache()
+    again, cached = run(engine, prompts[:1], new)
+    assert (again, cached) == (own, whole)
+    assert again != tokens, "the adapters differ in what they say"
+
+    engine.reset_prefix_cache()
+    _, cached = run(engine, prompts[:1], old)
+    assert cached == [0], "its files changed while it was loaded"
+    engine.reset_prefix_cache()
+
+
+def test_after_a_reset_of_the_connector_nothing_of_before_is_loaded(
+    engine: Any, prompts: list[list[int]], reference: tuple[list[list[int]], list[int]]
+) -> None:
+    engine.reset_prefix_cache()
+    assert run(engine, prompts[:1])[1] == reference[1][:1]
+    assert engine.reset_prefix_cache(reset_connector=True)
+    assert run(engine, prompts[:1])[1] == [0]
+    engine.reset_prefix_cache()
+    tokens, cached = run(engine, prompts[:1])
+    assert (tokens, cached) == (reference[0][:1], reference[1][:1])
+
+
+def test_what_this_vllm_does_by_default_is_refused() -> None:
+    from kvtier_agent.connectors.vllm.settings import SettingsError, check_failure_policy
+    from vllm.config import KVTransferConfig
+
+    with pytest.raises(SettingsError, match='"recompute"'):
+        check_failure_policy(KVTransferConfig(kv_connector="K", kv_role="kv_both"))
+
+
+def test_sliding_layers_of_this_vllm_are_refused() -> None:
+    import torch
+    from kvtier_agent.connectors.vllm.layout import UnsupportedModelError, engine_layout
+    from vllm.v1.kv_cache_interface import SlidingWindowSpec
+
+    spec = SlidingWindowSpec(
+        block_size=32, num_kv_heads=3, head_size=64, dtype=torch.bfloat16, sliding_window=128
+    )
+    caches = SimpleNamespace(kv_cache_groups=[SimpleNamespace(kv_cache_spec=spec)])
+    config = SimpleNamespace(parallel_config=SimpleNamespace(world_size=1))
+    with pytest.raises(UnsupportedModelError, match="SlidingWindowSpec"):
+        engine_layout(config, caches, None)
 
 
 def scribble(folder: Path) -> None:
