@@ -81,7 +81,7 @@ def read_settings(extra: Mapping[str, Any]) -> ConnectorSettings:
             near = get_close_matches(str(key), KEYS, 1)
             hint = f"write {near[0]}" if near else f"the keys are {', '.join(KEYS)}"
             raise SettingsError(f"kv_connector_extra_config has an unknown key {key}; {hint}")
-    given = {
+    given: dict[str, Any] = {
         knob.name: _value(PREFIX + knob.name, extra[PREFIX + knob.name], knob.metadata)
         for knob in fields(ConnectorSettings)
         if extra.get(PREFIX + knob.name) is not None
