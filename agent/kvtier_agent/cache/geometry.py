@@ -3,6 +3,9 @@
 Bytes per token come from the model, never from a constant: 2 (K and V) x layers x KV heads x head
 size x bytes per element, divided over the tensor-parallel ranks. Llama-3-70B in bf16 (80 layers,
 8 KV heads of 128) is 320 KiB per token, 80 KiB per rank at TP 4.
+
+A page is stored layer by layer, and cut into *transfer units*, groups of whole layers, each moved
+by one I/O and with a checksum of its own (`cache.units`).
 """
 
 from __future__ import annotations
@@ -17,6 +20,14 @@ ALIGNMENT = 4096
 
 MAX_PAGE_BYTES = 1 << 30
 """One page is at most 1 GiB: a registered I/O buffer cannot be larger."""
+
+UNIT_BYTES = 1 << 20
+"""A transfer unit is the largest group of whole layers of at most so many bytes; one layer at
+least."""
+
+MAX_UNITS = 480
+"""Units of a page at most: their checksums share one block of 4096 bytes with the header of a slot
+in a segment file. Where there were more, the groups are larger."""
 
 MAX_TP = 1024
 """Ranks of a tensor-parallel group: each has a record and a slot for its part of every page."""
@@ -102,14 +113,56 @@ class Geometry:
         return self.bytes_per_token * self.page_tokens
 
     @property
-    def slot_bytes(self) -> int:
-        """Bytes of an arena slot: the page rounded up to 4096."""
+    def unit_layers(self) -> int:
+        """Layers of a transfer unit; the last one of a page may have fewer. All of them, and so one
+        unit, in a page that is small enough, or in which a layer is no whole number of bytes."""
+        layer, rest = divmod(self.page_bytes, self.layers)
+        if rest or self.page_bytes <= UNIT_BYTES:
+            return self.layers
+        return max(1, UNIT_BYTES // layer, -(-self.layers // MAX_UNITS))
+
+    @property
+    def units(self) -> int:
+        """Transfer units of a page, 1 to `MAX_UNITS`."""
+        return -(-self.layers // self.unit_layers)
+
+    @property
+    def unit_bytes(self) -> int:
+        """Bytes of every transfer unit but the last one, which has what is left of the page."""
+        if self.units == 1:
+            return self.page_bytes
+        return self.page_bytes // self.layers * self.unit_layers
+
+    @property
+    def payload_bytes(self) -> int:
+        """Bytes that a page takes: rounded up to 4096."""
         return align_up(self.page_bytes)
 
     @property
+    def slot_bytes(self) -> int:
+        """Bytes of an arena slot: the page's, and where it has several units a block of 4096 with
+        their checksums."""
+        payload = self.payload_bytes
+        if payload <= UNIT_BYTES:  # asked with every load
+            return payload
+        return payload + (ALIGNMENT if self.units > 1 else 0)
+
+    @property
     def nvme_slot_bytes(self) -> int:
-        """Bytes of a slot in a segment file: a header of 4096 and the arena's slot."""
-        return ALIGNMENT + self.slot_bytes
+        """Bytes of a slot in a segment file: a header of 4096, and the page's."""
+        return ALIGNMENT + self.payload_bytes
+
+    @property
+    def stored_as(self) -> bytes:
+        """16 bytes that name how pages lie in memory and in files, checksums included: the
+        fingerprint, and where a page has several units, how it is cut. Those that keep such a page
+        in one piece, as earlier versions did, name it by the fingerprint alone."""
+        if self.units == 1:
+            return self.fingerprint
+        cut = self.unit_bytes.to_bytes(8, "little")
+        return blake2b(
+            frame(b"U", self.fingerprint, cut), digest_size=KEY_BYTES, person=PERSON
+        ).digest()
 
     @property
     def fingerprint(self) -> bytes:
