@@ -26,8 +26,8 @@ class Place:
 SUSPECTS: Final = Place(128, 384)
 """`count` of the segments of L2 that are suspect now, and the `numbers` of the first of them."""
 GEOMETRY: Final = Place(512, 4096)
-"""`geometry`: the fields of `Geometry`; `fingerprint`, hex; `key_version`; `l1_inode`, `l1_bytes`:
-the arena file that the slots are of."""
+"""`geometry`: the fields of `Geometry`; `fingerprint`: its `stored_as`, hex; `key_version`;
+`l1_inode`, `l1_bytes`: the arena file that the slots are of."""
 FROZEN: Final = Place(4608, 3072)
 """Names of the frozen prefixes, that of number 1 first."""
 START: Final = Place(7680, 512)

@@ -107,7 +107,12 @@ def _geometry(note: Any, path: Path) -> Geometry:
                 f"its page keys are of version {note['key_version']}, this agent's of {KEY_VERSION}"
             )
         geometry = Geometry(**note["geometry"])
-        if note["fingerprint"] != geometry.fingerprint.hex():
+        named = geometry.stored_as.hex()
+        if note["fingerprint"] == geometry.fingerprint.hex() != named:
+            raise RemainsError(
+                f"its pages are of one piece each, this agent's of {geometry.units} transfer units"
+            )
+        if note["fingerprint"] != named:
             raise RemainsError("its pages are of a geometry that this agent names differently")
         int(note["l1_inode"]), int(note["l1_bytes"])
     except (GeometryError, KeyError, TypeError, ValueError):

@@ -133,7 +133,7 @@ class Flight:
                 call = segment.read if reads else segment.write
                 header = self.tray.headers.bytes[page : page + 1]
                 try:
-                    call(first + i, header, [arena[slots[page]]])
+                    call(first + i, header, self.l2.payloads(arena, slots[page : page + 1]))
                     self.results[page] = self.l2.stride
                 except OSError as error:
                     self.counted.add(page)

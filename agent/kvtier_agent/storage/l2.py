@@ -34,8 +34,8 @@ from kvtier_agent.cache.geometry import Geometry
 from kvtier_agent.cache.moves import MoveStatus
 from kvtier_agent.cache.segment_sizes import slots_per_segment, slots_within
 from kvtier_agent.cache.settings import Durability
+from kvtier_agent.cache.units import form_of
 from kvtier_agent.storage.batches import neighbours
-from kvtier_agent.storage.checksum import checksums
 from kvtier_agent.storage.fileio import FileIO, NoAnswerError
 from kvtier_agent.storage.journal_files import JournalSettings
 from kvtier_agent.storage.journal_format import Identity
@@ -74,8 +74,12 @@ class L2:
     ) -> None:
         """`clock`: seconds, monotonic; by it volumes that refused rest."""
         self.geometry = geometry
+        self.form = form_of(geometry)
+        self.stored_as = geometry.stored_as
         self.slot_bytes = geometry.slot_bytes
-        self.stride = HEADER_BYTES + geometry.slot_bytes
+        """Of the arena."""
+        self.payload_bytes = geometry.payload_bytes
+        self.stride = HEADER_BYTES + self.payload_bytes
         self.per_segment = slots_per_segment(self.stride)
         self.volumes = list(volumes)
         self.io = io or FileIO()
@@ -89,7 +93,7 @@ class L2:
         self.segments = SegmentTable()
         self._local = threading.local()
         self.sequence = 1
-        identity = Identity(geometry.fingerprint, self.per_segment, self.stride)
+        identity = Identity(self.stored_as, self.per_segment, self.stride)
         self.journals = Journals(identity, self.io, journal)
         self.placement = Placement(self, clock)
 
@@ -142,13 +146,15 @@ class L2:
             block = writing.headers.bytes[run.where[0] : run.where[0] + len(run.where)]
             error: OSError | None = None
             try:
-                run.segment.write(
-                    run.first, block, [arena[row] for row in rows[run.where].tolist()]
-                )
+                run.segment.write(run.first, block, self.payloads(arena, rows[run.where]))
             except OSError as problem:
                 error = problem
             writing.settle(run, error)
         return writing.status, writing.error
+
+    def payloads(self, arena: NDArray[np.uint8], rows: Slots) -> list[NDArray[np.uint8]]:
+        """What of these slots of the arena goes to a file and comes from it."""
+        return [arena[row, : self.payload_bytes] for row in rows.tolist()]
 
     def hangs(self, volume: Volume) -> None:
         """A volume answers no transfer: it counts as failing, and others are used."""
@@ -181,7 +187,7 @@ class L2:
                 if held is None:
                     raise OSError(errno.ENOENT, "the segment is gone")
                 block = headers.bytes[where[0] : where[0] + len(where)]
-                held[0].read(first, block, [arena[row] for row in rows[where].tolist()])
+                held[0].read(first, block, self.payloads(arena, rows[where]))
             except OSError as error:
                 status[where] = MoveStatus.IO_ERROR
                 first_error = first_error or f"read: {error.strerror or error}"
@@ -199,14 +205,16 @@ class L2:
         error: str,
     ) -> tuple[Statuses, str]:
         """Of pages that were read (`status` OK), header and payload against key and checksum of the
-        record. The statuses after that, and the first error, `error` if there was one."""
-        size = self.geometry.page_bytes
-        good = headers.valid(len(rows), self.geometry.fingerprint, size)
+        record. Good ones get their unit sums into the arena. The statuses after that, and the first
+        error, `error` if there was one."""
+        good = headers.valid(len(rows), self.stored_as, self.form)
         fields = headers.fields[: len(rows)]
         good &= (fields["key"] == keys).all(axis=1)
         good &= fields["checksum"] == sums
         there = (status == MoveStatus.OK) & good
-        good[there] = checksums(arena, rows[there], size) == sums[there]
+        units = self.form.of_rows(arena, rows[there])
+        good[there] = match = self.form.checksums(units) == sums[there]
+        self.form.leave(arena, rows[there][match], units[match])
         bad = (status == MoveStatus.OK) & ~good
         if bad.any():
             unwritten = bad & headers.unwritten(len(rows), self._generations(slots, bad))

@@ -20,7 +20,6 @@ from numpy.typing import NDArray
 
 from kvtier_agent.cache.moves import MoveStatus
 from kvtier_agent.storage.batches import neighbours, status_of
-from kvtier_agent.storage.checksum import checksums
 from kvtier_agent.storage.segment import HeaderBlock, PageStamp, Segment, SegmentGoneError
 from kvtier_agent.storage.volume import Volume
 
@@ -63,11 +62,12 @@ class PageWrite:
         self.error = ""
         self.headers = headers
         self._l2, self._slots, self._stamp, self._uses = l2, slots, stamp, uses
-        size = l2.geometry.page_bytes
-        self.status[checksums(arena, rows, size) != stamp.checksums] = MoveStatus.BAD_PAGE
+        # Of the bytes themselves: what lies behind the page in memory need not be right for this.
+        sums = l2.form.of_rows(arena, rows)
+        self.status[l2.form.checksums(sums) != stamp.checksums] = MoveStatus.BAD_PAGE
         with l2.lock:
             self._sequence, l2.sequence = l2.sequence, l2.sequence + len(slots)
-        headers.fill(stamp, l2.geometry.fingerprint, size, self._sequence)
+        headers.fill(stamp, l2.stored_as, l2.form, sums, self._sequence)
 
     def runs(self) -> Iterator[Run]:
         """Those that got their blocks, each when it is asked for; others have their status."""

@@ -171,7 +171,7 @@ class Placement:
             raise CapError
         self._keep_reserve(volume, new)
         path = volume.folder / segment_name(number)
-        segment = Segment(path, number, l2.per_segment, l2.slot_bytes, l2.io, create=True)
+        segment = Segment(path, number, l2.per_segment, l2.payload_bytes, l2.io, create=True)
         l2.segments[number] = (segment, volume)
         try:
             if volume not in l2.volumes:  # withdrawn in this very moment

@@ -301,7 +301,7 @@ def _clear(
             try:
                 generation = l2.journals.generations.get(number, 0)
                 segment = Segment(
-                    path, number, l2.per_segment, l2.slot_bytes, l2.io, create=False,
+                    path, number, l2.per_segment, l2.payload_bytes, l2.io, create=False,
                     generation=generation,
                 )  # fmt: skip
             except OSError as error:

@@ -16,10 +16,9 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from kvtier_agent.cache.arena import ShmArena
 from kvtier_agent.cache.page_table import PageTable
 from kvtier_agent.cache.record import READ_L1, Rows
-from kvtier_agent.storage.checksum import checksum
+from kvtier_agent.cache.units import PageForm, form_of
 from kvtier_agent.storage.core import Core
 from kvtier_agent.supervise import Heart
 
@@ -38,26 +37,24 @@ class Checked:
 
 
 def check(
-    table: PageTable, arena: ShmArena, slot_bytes: int, rows: Rows, keys: NDArray[np.uint64]
-) -> Checked:
-    """Read those of `rows` that still hold the page of that key (n, 2) in L1."""
+    table: PageTable, memory: NDArray[np.uint8], form: PageForm, rows: Rows,
+    keys: NDArray[np.uint64],
+) -> Checked:  # fmt: skip
+    """Read those of `rows` that still hold the page of that key (n, 2) in L1, whose slots are
+    `memory`, (slots, slot_bytes)."""
     seqs = table.seq[rows]
     there = (seqs % 2 == 0) & READ_L1[table.state[rows]] & (table.key[rows] == keys).all(axis=1)
     rows, seqs = rows[there], seqs[there]
     slots, sizes, sums = table.l1_slot[rows], table.size[rows], table.checksum[rows]
-    memory = arena.rows(slot_bytes)
     # A record that was changed just now may name a slot that is not; it does not count below.
-    inside = (slots < len(memory)) & (sizes <= slot_bytes)
-    found = np.fromiter(
-        (
-            checksum(memory[slot, :size]) if ok else 0
-            for slot, size, ok in zip(slots.tolist(), sizes.tolist(), inside.tolist(), strict=True)
-        ),
-        dtype=np.uint64,
-        count=len(rows),
-    )
+    inside = (slots < len(memory)) & (sizes == form.page_bytes)
+    units = form.of_rows(memory, slots[inside])
+    right = np.ones(len(rows), dtype=bool)
+    right[inside] = form.checksums(units) == sums[inside]
+    if form.units > 1:  # without them no part of the page can be had by itself
+        right[inside] &= (form.left(memory, slots[inside]) == units).all(axis=1)
     held = inside & (table.seq[rows] == seqs)
-    bad = held & (found != sums)
+    bad = held & ~right
     return Checked(int(held.sum()), rows[bad], seqs[bad])
 
 
@@ -82,8 +79,9 @@ class Scrub:
         self._keys = core.table.key[self._rows].copy()
         self._next = 0
         geometry = core.memory.geometry
-        self._slot_bytes = geometry.slot_bytes if geometry is not None else 0
-        self._step = max(1, min(BATCH_PAGES, BATCH_BYTES // max(1, self._slot_bytes)))
+        self._geometry = geometry
+        slot_bytes = geometry.slot_bytes if geometry is not None else 1
+        self._step = max(1, min(BATCH_PAGES, BATCH_BYTES // slot_bytes))
 
     @property
     def left(self) -> int:
@@ -105,6 +103,9 @@ class Scrub:
         """Read one batch and tell the cache thread."""
         part = slice(self._next, self._next + self._step)
         rows, keys = self._rows[part], self._keys[part]
-        done = check(self._core.table, self._core.l1, self._slot_bytes, rows, keys)
+        geometry = self._geometry
+        assert geometry is not None  # whose pages were taken over
+        memory = self._core.l1.rows(geometry.slot_bytes)
+        done = check(self._core.table, memory, form_of(geometry), rows, keys)
         self._post(lambda: self._core.cache.scrubbed(done.read, done.rows, done.seqs))
         self._next += len(rows)

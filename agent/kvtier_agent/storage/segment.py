@@ -1,11 +1,14 @@
 """Segment files: fixed slots of one size, laid out before they are written.
 
-    slot:  header (4096) | payload (the arena's slot, a multiple of 4096)
+    slot:  header (4096) | payload (the page, rounded up to a multiple of 4096)
 
-A header names everything needed to trust the payload on its own: key, parent, fingerprint of the
-geometry, length, depth, checksum and its algorithm, a sequence number (of two slots with the same
+A header names everything needed to trust the payload on its own: key, parent, what names the
+geometry and how its pages are cut (`Geometry.stored_as`), length, depth, checksum and its
+algorithm, a sequence number (of two slots with the same
 key the higher one is newer), the generation of the segment (it rises each time that the segment is
-written anew) and a checksum of itself. A slot is written with one call, header and
+written anew) and a checksum of itself. Behind it in its block lie the sums of the page's transfer
+units where there are several: the page's checksum is the hash of them, so they need no other.
+A slot is written with one call, header and
 payload together; a torn write fails one of the checksums and is a miss.
 
 Neighbouring slots are written and read with one call for all of them, straight from and to the
@@ -28,7 +31,8 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from kvtier_agent.storage.checksum import ALGORITHM_XXH3_64, checksums
+from kvtier_agent.cache.units import PageForm, Sums
+from kvtier_agent.storage.checksum import ALGORITHM_XXH3_64, ALGORITHM_XXH3_64_UNITS, checksums
 from kvtier_agent.storage.fileio import IOV_MAX, FileIO
 
 HEADER_BYTES = 4096
@@ -53,6 +57,11 @@ HEADER = np.dtype(
     ]
 )
 _COVERED = HEADER.itemsize - 8  # all but the header's own checksum
+
+
+def _algorithm(form: PageForm) -> int:
+    """What the header says of how the page's checksum is made."""
+    return ALGORITHM_XXH3_64 if form.units == 1 else ALGORITHM_XXH3_64_UNITS
 
 
 def segment_name(number: int) -> str:
@@ -94,21 +103,30 @@ class HeaderBlock:
             (count,), dtype=HEADER, buffer=memory, offset=offset, strides=(HEADER_BYTES,)
         )
 
-    def fill(self, stamp: PageStamp, fingerprint: bytes, length: int, sequence: int) -> None:
-        """What the headers of a batch say; sequence numbers go up from `sequence`. They are whole
-        when they are sealed."""
+    def unit_sums(self, count: int, form: PageForm) -> Sums:
+        """The unit sums behind the first headers, (count, units), in place; of several units."""
+        place = self.bytes[:count, HEADER.itemsize : HEADER.itemsize + form.sums_bytes]
+        return place.view("<u8")
+
+    def fill(
+        self, stamp: PageStamp, stored_as: bytes, form: PageForm, sums: Sums, sequence: int
+    ) -> None:
+        """What the headers of a batch say. `sums`: of the units, (n, units); sequence numbers go up
+        from `sequence`. They are whole when they are sealed."""
         count = len(stamp.keys)
         fields = self.fields[:count]
         fields["magic"] = MAGIC
         fields["version"] = LAYOUT_VERSION
-        fields["algorithm"] = ALGORITHM_XXH3_64
+        fields["algorithm"] = _algorithm(form)
         fields["key"] = stamp.keys
         fields["parent"] = stamp.parents
-        fields["fingerprint"] = np.frombuffer(fingerprint, dtype=np.uint8)
-        fields["length"] = length
+        fields["fingerprint"] = np.frombuffer(stored_as, dtype=np.uint8)
+        fields["length"] = form.page_bytes
         fields["depth"] = stamp.depths
         fields["checksum"] = stamp.checksums
         fields["sequence"] = np.arange(sequence, sequence + count, dtype=np.uint64)
+        if form.units > 1:
+            self.unit_sums(count, form)[:] = sums
 
     def seal(self, first: int, count: int, generation: int) -> None:
         """The generation of the segment that these of them go to, and their own checksums."""
@@ -119,18 +137,21 @@ class HeaderBlock:
     def own_checksums(self, first: int, count: int) -> NDArray[np.uint64]:
         return checksums(self.bytes, np.arange(first, first + count, dtype=np.uint32), _COVERED)
 
-    def valid(self, count: int, fingerprint: bytes, length: int) -> NDArray[np.bool_]:
-        """Which headers are whole, of this layout and of this geometry."""
+    def valid(self, count: int, stored_as: bytes, form: PageForm) -> NDArray[np.bool_]:
+        """Which headers are whole, of this layout and of this geometry, the unit sums behind them
+        included."""
         fields = self.fields[:count]
         good: NDArray[np.bool_] = (
             (fields["magic"] == MAGIC)
             & (fields["version"] == LAYOUT_VERSION)
-            & (fields["algorithm"] == ALGORITHM_XXH3_64)
-            & (fields["length"] == length)
-            & (fields["fingerprint"] == np.frombuffer(fingerprint, dtype=np.uint8)).all(axis=1)
+            & (fields["algorithm"] == _algorithm(form))
+            & (fields["length"] == form.page_bytes)
+            & (fields["fingerprint"] == np.frombuffer(stored_as, dtype=np.uint8)).all(axis=1)
         )
         if good.any():
             good &= fields["header_checksum"] == self.own_checksums(0, count)
+            if form.units > 1:
+                good &= fields["checksum"] == form.checksums(self.unit_sums(count, form))
         return good
 
     def unwritten(self, count: int, generations: NDArray[np.uint32]) -> NDArray[np.bool_]:
@@ -183,19 +204,18 @@ class Segment:
         path: Path,
         number: int,
         slots: int,
-        slot_bytes: int,
+        payload_bytes: int,
         io: FileIO,
         *,
         create: bool,
         generation: int = 0,
     ) -> None:
-        """Opens (or creates) the file. `slot_bytes`: of the arena; `generation`: of what it holds.
-        Raises OSError."""
+        """Opens (or creates) the file. `payload_bytes`: of a page, a multiple of 4096;
+        `generation`: of what it holds. Raises OSError."""
         self.path = path
         self.number = number
         self.slots = slots
-        self.slot_bytes = slot_bytes
-        self.stride = HEADER_BYTES + slot_bytes
+        self.stride = HEADER_BYTES + payload_bytes
         self.use = (0, generation)
         """Which use of its numbers this is: the epoch by which the cache tells uses apart, and the
         generation by which files and journals do. Changed as a whole."""

@@ -188,7 +188,7 @@ class SharedMemory:
             table_notes.GEOMETRY,
             {
                 "geometry": asdict(geometry),
-                "fingerprint": geometry.fingerprint.hex(),
+                "fingerprint": geometry.stored_as.hex(),
                 "key_version": KEY_VERSION,
                 "l1_inode": self.l1.inode,
                 "l1_bytes": self.l1.size_bytes,

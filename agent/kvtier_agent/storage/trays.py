@@ -78,13 +78,13 @@ class Trays:
         self._page_bytes = geometry.page_bytes
         self._cut += 1
         self._free = [
-            self._tray(i * size, geometry.slot_bytes) for i in reversed(range(self._count))
+            self._tray(i * size, geometry.payload_bytes) for i in reversed(range(self._count))
         ]
 
-    def _tray(self, offset: int, slot_bytes: int) -> Tray:
+    def _tray(self, offset: int, payload_bytes: int) -> Tray:
         rows = np.zeros((self._pages, len(TRANSFER_COLUMNS)), dtype=np.uint64)
         columns = dict(zip(TRANSFER_COLUMNS, rows.T, strict=True))
-        columns["length"][:] = slot_bytes
+        columns["length"][:] = payload_bytes
         columns["header_offset"][:] = offset + np.arange(self._pages) * HEADER_BYTES
         columns["header_length"][:] = HEADER_BYTES
         return Tray(HeaderBlock(self._pages, self.memory, offset), rows, self._cut)

@@ -192,7 +192,7 @@ def test_a_folder_of_layout_1_is_a_cold_start_and_is_never_misread(make_l2, caps
     segment.write_bytes(page.tobytes())
     block = HeaderBlock(1)
     block.bytes[0] = page[:HEADER_BYTES]
-    assert not block.valid(1, one.l2.geometry.fingerprint, 8192).any()
+    assert not block.valid(1, one.l2.stored_as, one.l2.form).any()
     after = make_l2()
     assert recovery.recover(after.l2).slots.size == 0
     assert not segment.exists()
