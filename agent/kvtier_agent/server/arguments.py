@@ -169,8 +169,16 @@ def page_buffer(name: str, value: Any, size: int) -> memoryview:
     return buffer.cast("B") if size else memoryview(b"")
 
 
-def checksums(value: Any, n: int) -> NDArray[np.uint64]:
-    """``n`` checksums as uint64[n]."""
+def checksums(value: Any, n: int, units: int = 1) -> NDArray[np.uint64]:
+    """``n`` checksums as uint64[n]; of pages of several units those of the units, uint64[n, units]."""
+    if units > 1:
+        given = isinstance(value, np.ndarray) and value.dtype == np.uint64
+        if not given or value.shape != (n, units):
+            raise ValueError(
+                f"pages have {units} transfer units: give the checksums of all of them, uint64 of"
+                f" shape ({n}, {units})"
+            )
+        return np.ascontiguousarray(value, "<u8")
     try:
         if isinstance(value, np.ndarray):
             array = value if value.dtype == np.uint64 else np.empty(0, np.uint8)

@@ -30,6 +30,7 @@ from numpy.typing import NDArray
 
 from kvtier_agent.cache.geometry import Geometry
 from kvtier_agent.cache.identity import root_key
+from kvtier_agent.cache.units import form_of
 from kvtier_agent.server import arguments
 from kvtier_agent.server import protocol as p
 from kvtier_agent.server.answers import (
@@ -91,6 +92,8 @@ class Client(Keeping):
         self.root = root_key(geometry.fingerprint, salt)
         """Parent key of every first page of this geometry and tenant."""
         self.page_bytes = geometry.page_bytes
+        self.form = form_of(geometry)
+        """How pages are cut into transfer units."""
         self._link = Link(
             Path(socket),
             geometry,
@@ -173,11 +176,11 @@ class Client(Keeping):
                 offset = _padded(p.column(columns[2], "<u8", m), n, 0)
                 sums = _padded(p.column(columns[3], "<u8", m), n, 0)
                 return Lease(
-                    self._link, connection, head.lease, self.page_bytes, tier, arena, offset, sums
+                    self._link, connection, head.lease, connection.form, tier, arena, offset, sums
                 )
         empty = np.full(n, p.MISS, np.uint8)
         zero = np.zeros(n, np.uint64)
-        return Lease(self._link, None, 0, self.page_bytes, empty, empty, zero, zero)
+        return Lease(self._link, None, 0, self.form, empty, empty, zero, zero)
 
     def release(self, lease: Lease) -> None:
         """The same as ``lease.release()``."""
@@ -264,12 +267,10 @@ class Client(Keeping):
                 arena = _padded(p.column(columns[1], "u1", m), n, p.MISS)
                 offset = _padded(p.column(columns[2], "<u8", m), n, 0)
                 return Reservation(
-                    self._link, connection, names, self.page_bytes, status, arena, offset
+                    self._link, connection, names, connection.form, status, arena, offset
                 )
         none = np.full(n, Stored.NO_AGENT, np.uint8)
-        return Reservation(
-            self._link, None, names, self.page_bytes, none, none, np.zeros(n, np.uint64)
-        )
+        return Reservation(self._link, None, names, self.form, none, none, np.zeros(n, np.uint64))
 
     def stats(self) -> dict[str, Any]:
         """Counters and gauges of the trust domain (see ``server.stats``); {} without an agent."""

@@ -28,6 +28,7 @@ import zmq
 
 from kvtier_agent.cache.identity import KEY_VERSION
 from kvtier_agent.cache.results import PutStatus
+from kvtier_agent.cache.units import PageForm, form_of, in_one_piece
 from kvtier_agent.server import protocol as p
 from kvtier_agent.server.mapping import Mapped, map_arenas
 from kvtier_agent.server.wire import receive_frames, send_frames
@@ -114,6 +115,7 @@ class Connection:
                     f"ranks of a tensor-parallel group need an agent of protocol {p.RANKS_SINCE}, "
                     f"this one speaks {self.welcome.protocol}; update the agent",
                 )
+            self.form = _form(self.welcome, geometry)
             self._hold_lifeline(path)
         except BaseException:
             self.close()
@@ -309,6 +311,13 @@ def _receive_arenas(line: socket.socket) -> tuple[bytes, list[int]]:
         if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
             descriptors.frombytes(data[: len(data) - len(data) % descriptors.itemsize])
     return answer, list(descriptors)
+
+
+def _form(welcome: p.Welcome, geometry: p.GeometryInfo) -> PageForm:
+    """How pages lie in the arenas of this agent: of one before units, in one piece."""
+    if welcome.protocol < p.UNITS_SINCE:
+        return in_one_piece(welcome.page_bytes)
+    return form_of(geometry.geometry())
 
 
 def _milliseconds(seconds: float) -> int:

@@ -16,7 +16,7 @@ import numpy as np
 import structlog
 
 from kvtier_agent.cache.geometry import Geometry
-from kvtier_agent.cache.identity import KEY_BYTES, KEY_VERSION, NO_PARENT
+from kvtier_agent.cache.identity import KEY_BYTES, NO_PARENT
 from kvtier_agent.cache.parts import part_key, part_keys
 from kvtier_agent.cache.results import MISS, PutStatus, Ticket
 from kvtier_agent.server import protocol as p
@@ -26,6 +26,7 @@ from kvtier_agent.server.occupancy import Occupancy, RefusedRequestError
 from kvtier_agent.server.sessions import Session, Sessions
 from kvtier_agent.server.settings import ServerSettings, TrustDomain
 from kvtier_agent.server.tracing import Tracing
+from kvtier_agent.server.versions import spoken_with
 
 log = structlog.get_logger("kvtier.server")
 
@@ -153,28 +154,7 @@ class Dispatcher:
     # -- who is there ------------------------------------------------------------------------------
 
     def _hello(self, now: float, identity: bytes, hello: p.Hello) -> None:
-        version = p.common_version((p.OLDEST_PROTOCOL, p.PROTOCOL), (hello.oldest, hello.newest))
-        if version is None:
-            raise RefusedRequestError(
-                p.Code.PROTOCOL_VERSION,
-                f"this agent speaks protocol {p.OLDEST_PROTOCOL} to {p.PROTOCOL}, the client "
-                f"{hello.oldest} to {hello.newest}; use a client of this agent's release or the "
-                "one before",
-            )
-        if version < p.RANKS_SINCE and hello.geometry.tp > 1:
-            raise RefusedRequestError(
-                p.Code.PROTOCOL_VERSION,
-                f"ranks of a tensor-parallel group need protocol {p.RANKS_SINCE}, this client "
-                f"speaks {hello.oldest} to {hello.newest}; update the engine",
-            )
-        for code, what, ours, theirs in (
-            (p.Code.ARENA_LAYOUT, "arena layout", p.ARENA_LAYOUT, hello.arena_layout),
-            (p.Code.KEY_VERSION, "page keys of version", KEY_VERSION, hello.key_version),
-        ):
-            if ours != theirs:
-                raise RefusedRequestError(
-                    code, f"this agent has {what} {ours}, the client {theirs}; update the older one"
-                )
+        version = spoken_with(hello)
         before = self.sessions.of(identity)
         if before is not None:
             self.over(now, before)

@@ -13,10 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvtier_agent.cache.results import PutStatus
+from kvtier_agent.cache.units import PageForm
 from kvtier_agent.server import arguments
 from kvtier_agent.server import protocol as p
 from kvtier_agent.server.arguments import page_buffer
-from kvtier_agent.server.mapping import Mapped, UnmappedError, checksum
+from kvtier_agent.server.mapping import Mapped, UnmappedError
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -36,7 +37,7 @@ class Lease:
         link: Link,
         connection: Connection | None,
         number: int,
-        page_bytes: int,
+        form: PageForm,
         tier: NDArray[np.uint8],
         arena: NDArray[np.uint8],
         offset: NDArray[np.uint64],
@@ -44,7 +45,8 @@ class Lease:
     ) -> None:
         self.tier = tier
         """Where each page was found: 0 hbm, 1 dram, 2 nvme, 255 = a miss. uint8[n]."""
-        self.page_bytes = page_bytes
+        self.page_bytes = form.page_bytes
+        self._form = form
         self._link = link
         self._connection = connection
         self._number = number
@@ -84,7 +86,7 @@ class Lease:
             if not mine.size:
                 continue
             try:
-                sums = arena.read(self._offset[mine], self.page_bytes, target, places[mine])
+                sums = arena.read(self._offset[mine], self._form, target, places[mine])
             except UnmappedError:
                 self._link.outgrown(self._connection)
                 continue
@@ -106,7 +108,7 @@ class Lease:
         copy = page_buffer("copy", copy, self.page_bytes)
         if not self.ok(index):
             return False
-        if checksum(copy) != int(self._checksum[index]):
+        if self._form.checksum(copy) != int(self._checksum[index]):
             self._bad[index] = True
             return False
         return True
@@ -139,7 +141,7 @@ class Reservation:
         link: Link,
         connection: Connection | None,
         keys: NDArray[np.uint8],
-        page_bytes: int,
+        form: PageForm,
         status: NDArray[np.uint8],
         arena: NDArray[np.uint8],
         offset: NDArray[np.uint64],
@@ -148,7 +150,8 @@ class Reservation:
         """The agent's answer for each page, ``kvtier_agent.cache.results.PutStatus``. uint8[n]."""
         self.offered = np.flatnonzero(status == PutStatus.OFFERED)
         """Indexes of the pages that have a slot."""
-        self.page_bytes = page_bytes
+        self.page_bytes = form.page_bytes
+        self._form = form
         self._link = link
         self._connection = connection
         self._keys = keys
@@ -172,7 +175,7 @@ class Reservation:
         source = page_buffer("page", page, self.page_bytes)
         arena = self._arena_of(index)
         one = self._offset[index : index + 1]
-        self._sums[index] = arena.write(one, self.page_bytes, source, _FIRST)[0]
+        self._sums[index] = arena.write(one, self._form, source, _FIRST)[0]
         self._written[index] = True
 
     def write_rows(self, rows: Any) -> None:
@@ -186,7 +189,7 @@ class Reservation:
             mine = self.offered[numbers == number]
             places = mine.astype(np.uint64)
             self._sums[mine] = self._arenas[number].write(
-                self._offset[mine], self.page_bytes, rows, places
+                self._offset[mine], self._form, rows, places
             )
             self._written[mine] = True
 
@@ -205,12 +208,14 @@ class Reservation:
         """The slots are filled; what became of each page, uint8[n].
 
         ``checksums`` (uint64[n], XXH3-64) where the engine filled ``view`` by itself: of what it
-        wrote, never read back from the slot. Without it those computed by ``write``,
+        wrote, never read back from the slot; where pages have several transfer units those of the
+        units, uint64[n, units]. Without it those computed by ``write``,
         ``write_rows`` and ``fill`` are used, and ``ValueError`` is raised if some page was not
         written by them: nothing would vouch for it.
         """
         if checksums is not None:
-            self._sums = arguments.checksums(checksums, len(self.status))
+            sums = arguments.checksums(checksums, len(self.status), self._form.units)
+            self._sums = sums if self._form.units == 1 else self._vouched(sums)
         elif self._connection is not None and not self._written[self.offered].all():
             missing = self.offered[~self._written[self.offered]]
             raise ValueError(
@@ -220,6 +225,14 @@ class Reservation:
         connection, self._connection = self._connection, None
         self._arenas = {}
         return self._link.commit(connection, self.status, self.offered, self._keys, self._sums)
+
+    def _vouched(self, sums: NDArray[np.uint64]) -> NDArray[np.uint64]:
+        """Checksums of pages whose units have these sums, which go behind them in their slots."""
+        for number, arena in self._arenas.items():
+            mine = self.offered[self._arena[self.offered] == number]
+            if mine.size:
+                arena.leave(self._offset[mine], self._form, sums[mine])
+        return self._form.checksums(sums)
 
     def outgrown(self) -> None:
         """The slots lie in memory that this connection does not map: the pages are lost."""

@@ -5,7 +5,8 @@ only the folder of the sockets) or as a CUDA IPC handle. All pages of a put or a
 in one call (``kvtier_agent.native``).
 
 The checksum is always computed over the *copy*: what another client of the domain writes into a
-slot after the copy cannot matter, and what it wrote before is found.
+slot after the copy cannot matter, and what it wrote before is found. Pages of several transfer
+units have the sums of those behind them in their slots, written with them (`cache.units`).
 """
 
 from __future__ import annotations
@@ -18,11 +19,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvtier_agent.cache.aligned_map import map_shared
+from kvtier_agent.cache.units import PageForm
 from kvtier_agent.native import copier, guard
 from kvtier_agent.server.protocol import ArenaInfo
 
 checksum = copier.checksum
-"""XXH3-64 of a buffer, as an unsigned integer: the checksum of every page."""
+"""XXH3-64 of a buffer, as an unsigned integer: the checksum of a page of one transfer unit."""
 
 Places = NDArray[np.uint64]
 
@@ -35,17 +37,22 @@ class Mapped(Protocol):
     def view(self, offset: int, length: int) -> NDArray[np.uint8]:
         """The bytes of a slot, writable; on a device arena a host copy that is not connected."""
 
-    def read(self, offsets: Places, length: int, out: memoryview, rows: Places) -> Places:
-        """Copy pages into rows of ``out`` (``length`` bytes each); checksums of the copies.
+    def read(self, offsets: Places, form: PageForm, out: memoryview, rows: Places) -> Places:
+        """Copy pages into rows of ``out`` (a page each); checksums of the copies.
 
         ``IndexError`` for a row that is not there.
         """
 
-    def write(self, offsets: Places, length: int, pages: memoryview, rows: Places) -> Places:
-        """Copy rows of ``pages`` (``length`` bytes each) into slots; checksums of the copies.
+    def write(self, offsets: Places, form: PageForm, pages: memoryview, rows: Places) -> Places:
+        """Copy rows of ``pages`` (a page each) into slots, their unit sums behind them; checksums
+        of the copies.
 
         ``IndexError`` for a row that is not there.
         """
+
+    def leave(self, offsets: Places, form: PageForm, sums: Places) -> Places:
+        """Put unit sums, (n, units), behind pages that lie in these slots; the checksums that the
+        pages have by them. For pages of several units."""
 
 
 class UnmappedError(LookupError):
@@ -72,17 +79,29 @@ class FileArena:
         self._check(np.array([offset], np.uint64), length)
         return self._array[offset : offset + length]
 
-    def read(self, offsets: Places, length: int, out: memoryview, rows: Places) -> Places:
+    def read(self, offsets: Places, form: PageForm, out: memoryview, rows: Places) -> Places:
         """See ``Mapped.read``; ``UnmappedError``."""
-        self._check(offsets, length)
-        places = rows * np.uint64(length)
-        return copier.copy(self._memory, offsets, out, places, length, private="target")
+        self._check(offsets, form.extent)
+        places = rows * np.uint64(form.page_bytes)
+        return form.checksums(form.copy(self._memory, offsets, out, places, private="target"))
 
-    def write(self, offsets: Places, length: int, pages: memoryview, rows: Places) -> Places:
+    def write(self, offsets: Places, form: PageForm, pages: memoryview, rows: Places) -> Places:
         """See ``Mapped.write``; ``UnmappedError``."""
-        self._check(offsets, length)
-        places = rows * np.uint64(length)
-        return copier.copy(pages, places, self._memory, offsets, length, private="source")
+        self._check(offsets, form.extent)
+        places = rows * np.uint64(form.page_bytes)
+        sums = form.copy(pages, places, self._memory, offsets, private="source")
+        return form.checksums(sums) if form.units == 1 else self.leave(offsets, form, sums)
+
+    def leave(self, offsets: Places, form: PageForm, sums: Places) -> Places:
+        """See ``Mapped.leave``; ``UnmappedError``."""
+        self._check(offsets, form.extent)
+        flat = np.ascontiguousarray(sums, "<u8")
+        starts = np.arange(len(flat), dtype=np.uint64) * np.uint64(form.sums_bytes)
+        behind = offsets + np.uint64(form.trailer)
+        # The hash of the copy is what the checksum of such a page is.
+        return copier.copy(
+            flat.data, starts, self._memory, behind, form.sums_bytes, private="source"
+        )
 
     def _check(self, offsets: Places, length: int) -> None:
         if self._guard is not None and self._guard.faults:
@@ -107,27 +126,43 @@ class DeviceArena:
         page: NDArray[np.uint8] = self._slot(offset, length).cpu().numpy()
         return page
 
-    def read(self, offsets: Places, length: int, out: memoryview, rows: Places) -> Places:
+    def read(self, offsets: Places, form: PageForm, out: memoryview, rows: Places) -> Places:
         """See ``Mapped.read``; ``UnmappedError``."""
-        sums = np.empty(len(offsets), np.uint64)
-        for i, (offset, row) in enumerate(zip(offsets.tolist(), rows.tolist(), strict=True)):
-            target = out[row * length : (row + 1) * length]
-            target[:] = self.view(offset, length).data
-            sums[i] = checksum(target)
-        return sums
+        length = form.page_bytes
+        for offset, row in zip(offsets.tolist(), rows.tolist(), strict=True):
+            out[row * length : (row + 1) * length] = self.view(offset, length).data
+        return form.checksums(form.sums(out, rows * np.uint64(length)))
 
-    def write(self, offsets: Places, length: int, pages: memoryview, rows: Places) -> Places:
+    def write(self, offsets: Places, form: PageForm, pages: memoryview, rows: Places) -> Places:
         """See ``Mapped.write``; ``UnmappedError``."""
+        length = form.page_bytes
+        sums = form.sums(pages, rows * np.uint64(length))
+        for offset, row in zip(offsets.tolist(), rows.tolist(), strict=True):
+            self._put(offset, np.frombuffer(pages[row * length : (row + 1) * length], np.uint8))
+        if form.units > 1:
+            return self.leave(offsets, form, sums)
+        self._settle()
+        return form.checksums(sums)
+
+    def leave(self, offsets: Places, form: PageForm, sums: Places) -> Places:
+        """See ``Mapped.leave``; ``UnmappedError``."""
+        raw = np.ascontiguousarray(sums, "<u8").view(np.uint8)
+        for offset, one in zip(offsets.tolist(), raw, strict=True):
+            self._put(offset + form.trailer, one)
+        self._settle()
+        return form.checksums(sums)
+
+    def _put(self, offset: int, data: NDArray[np.uint8]) -> None:
         import torch
 
-        sums = np.empty(len(offsets), np.uint64)
-        for i, (offset, row) in enumerate(zip(offsets.tolist(), rows.tolist(), strict=True)):
-            page = np.frombuffer(pages[row * length : (row + 1) * length], np.uint8).copy()
-            self._slot(offset, length).copy_(torch.from_numpy(page))
-            sums[i] = checksum(page)
-        # Another process reads a page as soon as it is committed: the device must have it.
+        self._slot(offset, data.size).copy_(torch.from_numpy(data.copy()))
+
+    @staticmethod
+    def _settle() -> None:
+        """Another process reads a page as soon as it is committed: the device must have it."""
+        import torch
+
         torch.cuda.synchronize()
-        return sums
 
     def _slot(self, offset: int, length: int) -> Any:
         try:

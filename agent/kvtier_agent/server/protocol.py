@@ -44,9 +44,9 @@ from kvtier_agent.cache.geometry import Geometry
 from kvtier_agent.cache.identity import KEY_BYTES
 from kvtier_agent.server.frames import MalformedError, column, common_version, keys_of
 
-PROTOCOL: Final = 2
-OLDEST_PROTOCOL: Final = PROTOCOL - 1
-"""The oldest version still spoken."""
+PROTOCOL: Final = 3
+OLDEST_PROTOCOL: Final = 1
+"""The oldest version still spoken: that of the release before."""
 PINS_SINCE: Final = 2
 """The version that brought ``Pin``, ``Unpin`` and ``Delete``."""
 QUOTAS_SINCE: Final = 2
@@ -54,8 +54,12 @@ QUOTAS_SINCE: Final = 2
 RANKS_SINCE: Final = 2
 """The version that brought ``Hello.rank``: below it every rank of a tensor-parallel group would
 count as rank 0, and be given rank 0's bytes."""
+UNITS_SINCE: Final = 3
+"""The version that brought transfer units: below it a page is one piece with one checksum, which
+for pages of several units means something else."""
 ARENA_LAYOUT: Final = 1
-"""How pages lie in the arenas: fixed slots, page first, slot rounded up to 4096 bytes."""
+"""How pages lie in the arenas: fixed slots, page first, slot rounded up to 4096 bytes; pages of
+several transfer units have a block with their sums behind them (``UNITS_SINCE``)."""
 
 MISS: Final = 255
 

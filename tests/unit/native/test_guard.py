@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from kvtier_agent import native
+from kvtier_agent.cache.units import in_one_piece
 from kvtier_agent.server.mapping import FileArena, UnmappedError
 from kvtier_agent.server.protocol import ArenaInfo
 
@@ -227,15 +228,15 @@ def test_a_client_whose_arena_is_cut_short_has_misses_and_connects_anew() -> Non
     descriptor = os.memfd_create("arena")
     os.ftruncate(descriptor, length * pages)
     info = ArenaInfo(tier=1, kind="shm", size_bytes=length * pages)
-    arena = FileArena(info, os.dup(descriptor))
+    arena, form = FileArena(info, os.dup(descriptor)), in_one_piece(length)
     data = np.random.default_rng(0).integers(0, 256, (pages, length), dtype=np.uint8)
     rows = np.arange(pages, dtype=np.uint64)
     offsets = rows * np.uint64(length)
-    stored = arena.write(offsets, length, data.data.cast("B"), rows)
+    stored = arena.write(offsets, form, data.data.cast("B"), rows)
     os.ftruncate(descriptor, length)
     os.close(descriptor)
     out = np.zeros_like(data)
-    read = arena.read(offsets, length, out.data.cast("B"), rows)
+    read = arena.read(offsets, form, out.data.cast("B"), rows)
     assert (read == stored).tolist() == [True, False, False, False]
     with pytest.raises(UnmappedError, match="cut short"):
-        arena.read(offsets[:1], length, out.data.cast("B"), rows[:1])
+        arena.read(offsets[:1], form, out.data.cast("B"), rows[:1])

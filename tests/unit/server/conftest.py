@@ -127,6 +127,10 @@ class Pages:
     def __len__(self) -> int:
         return len(self.keys)
 
+    def only(self, i: int) -> Pages:
+        """One of them."""
+        return Pages(self.keys[i : i + 1], self.bytes[i : i + 1])
+
 
 @pytest.fixture
 def pages_of() -> Callable[..., Pages]:
