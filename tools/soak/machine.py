@@ -93,6 +93,9 @@ class HeldMover:
         done, self.done = self.done, []
         return done
 
+    def news(self):
+        return []
+
     def close(self):
         pass
 

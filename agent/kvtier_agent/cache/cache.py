@@ -30,6 +30,7 @@ from kvtier_agent.cache.page_table import PageTable
 from kvtier_agent.cache.parts import whole_pages
 from kvtier_agent.cache.pins import Pins
 from kvtier_agent.cache.pressure import Level
+from kvtier_agent.cache.progress import Units
 from kvtier_agent.cache.puts import Puts
 from kvtier_agent.cache.quotas import NOBODY
 from kvtier_agent.cache.record import TIER_OF_STATE, Rows, State, as_u64_pairs
@@ -180,15 +181,22 @@ class Cache(Shaping):
         deadline: float,
         *,
         frozen: str | None = None,
+        layered: bool = False,
     ) -> Ticket:
         """Pin pages for a client. Pages behind the first miss are misses too (a prefix with a hole
-        is of no use). `deadline`: seconds on the clock of `now`; `frozen`: as in `reserve`."""
-        ticket = self.loads.load(now, client, keys, deadline)
+        is of no use). `deadline`: seconds on the clock of `now`; `frozen`: as in `reserve`.
+        `layered`: a ticket that is not done says where pages are landing, `units` how far."""
+        ticket = self.loads.load(now, client, keys, deadline, layered=layered)
         prefixes = self.shelves.frozen.numbers(frozen, keys)
         if prefixes is not None:
             hit = ticket.tier != MISS
             self.puts.freeze(now, prefixes[hit], self.table.lookup(keys)[hit])
         return ticket
+
+    def units(self, client: int, lease: int) -> Units | None:
+        """How many transfer units of each page of a lease are there, uint16 per key asked, or
+        `NOT_COMING`. None: this client has no such lease."""
+        return self.loads.units(client, lease)
 
     def record_misses(self, pages: int, tokens: int) -> None:
         """Count pages that a client asked for and had to recompute."""
@@ -282,6 +290,11 @@ class Cache(Shaping):
         self.traffic.orders(self._now)
         moves, self.traffic.moves = self.traffic.moves, []
         return moves
+
+    def heard(self, move: Move, landed: Units) -> None:
+        """Of a move under way: units of its pages have landed."""
+        early = self.traffic.progress.heard(move, landed, self.geometry.units)
+        self.counters.early_units += early
 
     def move_done(self, now: float, move: Move, outcome: Outcome) -> list[Ticket]:
         """A move ended. Tickets that are finished by it."""

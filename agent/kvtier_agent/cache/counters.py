@@ -57,6 +57,7 @@ class Counters:
     dropped_found_pages: int = 0  # found in L2 at the start, and not kept
     scrubbed_pages: int = 0  # of those taken over, read and compared with their checksum
     scrub_bad_pages: int = 0  # of those, bad (and among quarantined_pages)
+    early_units: int = 0  # units announced before their page was complete
     late_pages: int = 0  # landed after the deadline of the load that waited
     failed_moves: int = 0  # pages whose copy failed for any reason
     cancelled_moves: int = 0  # pages that were pinned while being moved, or not tried

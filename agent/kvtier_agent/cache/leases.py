@@ -40,6 +40,8 @@ class Lease:
     held: np.ndarray[tuple[int], np.dtype[np.bool_]]
     waiting: int = 0
     deadline: float = 0.0
+    layered: bool = False
+    """It was answered at once, and its pages are read while they land."""
 
     def ticket(self) -> Ticket:
         """The answer as it stands, of the length that was asked."""

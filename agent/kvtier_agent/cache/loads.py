@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from kvtier_agent.cache.identity import KeyArray
 from kvtier_agent.cache.leases import Lease, LeaseBook
+from kvtier_agent.cache.progress import NOT_COMING, Units
 from kvtier_agent.cache.record import (
     NO_ROW,
     READ_L0,
@@ -43,6 +44,8 @@ class Loads:
         client: int,
         keys: KeyArray,
         deadline: float,
+        *,
+        layered: bool = False,
     ) -> Ticket:
         """See `Cache.load`."""
         table = self.shelves.table
@@ -63,12 +66,13 @@ class Loads:
         table.pins[rows] += np.uint32(1)
         down = np.flatnonzero(state == int(State.IN2))
         if down.size:
-            read = self.traffic.read(now, rows[down])
+            read = self.traffic.read(now, rows[down], layered=layered)
             if read.size < down.size:
                 found = int(down[read.size])
                 self.unpin(rows[found:])
                 rows, state = rows[:found], state[:found]
         lease = self.book.open(now, client, rows, len(keys), deadline)
+        lease.layered = layered
         table.hits[rows] += np.uint32(1)
         table.last_access[rows] = now
         lease.held[:] = True
@@ -81,7 +85,31 @@ class Loads:
             self.book.wait_for(lease, index, int(rows[index]))
         if not lease.waiting:
             self._count(lease)
-        return lease.ticket()
+        return self._on_their_way(lease) if layered and lease.waiting else lease.ticket()
+
+    def _on_their_way(self, lease: Lease) -> Ticket:
+        """The answer as it stands, with the places of pages that are landing."""
+        ticket = lease.ticket()
+        coming = np.flatnonzero(lease.held & (lease.arena == MISS))
+        slots = self.shelves.table.l1_slot[lease.rows[coming]].astype(np.uint64)
+        ticket.arena[coming] = 1
+        ticket.offset[coming] = slots * np.uint64(self.worth.geometry.slot_bytes)
+        return ticket
+
+    def units(self, client: int, lease_id: int) -> Units | None:
+        """See `Cache.units`."""
+        lease = self.book.leases.get(lease_id)
+        return None if lease is None or lease.client != client else self._landed(lease)
+
+    def _landed(self, lease: Lease) -> Units:
+        landed = np.full(lease.asked, NOT_COMING, dtype=np.uint16)
+        found = landed[: len(lease.rows)]
+        there = lease.held & (lease.arena != MISS)
+        found[there] = self.worth.geometry.units
+        if lease.waiting:
+            coming = lease.held & ~there
+            found[coming] = self.traffic.progress.of(lease.rows[coming])
+        return landed
 
     def _point(
         self, lease: Lease, indexes: NDArray[np.integer], rows: Rows, state: NDArray[np.uint8]
@@ -98,7 +126,10 @@ class Loads:
 
     def _count(self, lease: Lease) -> None:
         """A lease was answered: its pages are hits."""
-        counts = np.bincount(lease.tier[lease.held], minlength=3)
+        got = lease.held
+        if lease.waiting:  # layered, and given back before all of it was there
+            got = got & (self._landed(lease)[: len(got)] == self.worth.geometry.units)
+        counts = np.bincount(lease.tier[got], minlength=3)
         page = self.worth.geometry.page_tokens
         counters = self.shelves.counters
         counters.hits_l0 += int(counts[0])
@@ -114,6 +145,8 @@ class Loads:
         closed = self.book.close(client, lease)
         if closed is None:
             return False
+        if closed.layered and closed.waiting:
+            self._count(closed)
         self.give_back(now, closed)
         return True
 

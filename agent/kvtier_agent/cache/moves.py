@@ -38,6 +38,17 @@ _OF_PAGES = frozenset(
 )
 
 
+LAYERED_PAGES = 64
+LAYERED_BYTES = 1 << 30
+"""Of a layered move, at most (a single page may be larger): units come in order within a move, so
+it is as large as a load, but for what would keep others waiting too long."""
+
+
+def layered_pages(page_bytes: int) -> int:
+    """Pages of a layered move, at most."""
+    return max(1, min(LAYERED_PAGES, LAYERED_BYTES // page_bytes))
+
+
 class MoveStatus(IntEnum):
     """How one page of a move ended. Everything but OK leaves the source as it was."""
 
@@ -61,6 +72,8 @@ class Move:
     epochs, sizes: uint32 (n,), of the segment of L2 that is written to or that the order is about:
     which use of it is meant, and how many slots that use has (`SegmentPool.uses`).
     An order about empty slots sets `source`, and `epochs` and `sizes` in L2.
+    layered: of READ, pages of several transfer units: the first units of all pages are read first,
+    and so on, and each is announced when it has landed.
     """
 
     id: int
@@ -78,6 +91,7 @@ class Move:
     slot_bytes: int
     created: float
     tenants: NDArray[np.uint16] | None = None
+    layered: bool = False
 
     def __len__(self) -> int:
         return len(self.source)

@@ -35,6 +35,7 @@ class Outcomes:
         """Book a finished move. Returns (rows that landed in L1, rows that failed to) of reads;
         the failed ones are doomed or back in L2, and still pinned by those who waited."""
         self.traffic.in_flight -= 1
+        self.traffic.progress.end(move)
         if not move.kind.carries_pages:
             self._order(now, move, outcome)
             return NOBODY, NOBODY
@@ -171,7 +172,8 @@ class Outcomes:
         sound = np.isin(status, (MoveStatus.OK, MoveStatus.CANCELLED, MoveStatus.UNWRITTEN))
         broken = rows[~sound & ~doomed]
         shelves.counters.quarantined_pages += broken.size
-        self.traffic.suspect(broken)
+        # Of doomed ones too: an engine may have found the damage, and said so, before we did.
+        self.traffic.suspect(rows[~sound])
         lost = np.concatenate([broken, unwritten])
         gone = np.concatenate([lost, rows[doomed]])
         shelves.disown(gone, 1)

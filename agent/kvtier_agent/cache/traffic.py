@@ -27,8 +27,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvtier_agent.cache.leaving import L1Lines, going_down, kept_for_loads, l1_lines, queue_room
-from kvtier_agent.cache.moves import Move, MoveKind
+from kvtier_agent.cache.moves import Move, MoveKind, layered_pages
 from kvtier_agent.cache.pressure import Level, Lines, lines
+from kvtier_agent.cache.progress import Progress
 from kvtier_agent.cache.quarantine import Quarantine
 from kvtier_agent.cache.reclaim import Reclaim
 from kvtier_agent.cache.record import NO_SLOT, Flag, Rows, State, as_bytes_keys
@@ -67,6 +68,7 @@ class Traffic:
         self.write_queue_bytes = 0
         self.quarantine = Quarantine()
         self.moves: list[Move] = []
+        self.progress = Progress()
         self.in_flight = 0
         self._next_move = 1
         self.pause_until = 0.0
@@ -216,8 +218,9 @@ class Traffic:
             shelves.own(rows, 0, slots)
             self.issue(now, MoveKind.PROMOTE, rows, table.l1_slot[rows], slots)
 
-    def read(self, now: float, rows: Rows) -> Rows:
-        """L2 -> L1 for distinct pages in IN2; those (from the front) that found a slot."""
+    def read(self, now: float, rows: Rows, *, layered: bool = False) -> Rows:
+        """L2 -> L1 for distinct pages in IN2; those (from the front) that found a slot. `layered`:
+        unit by unit, where they have several."""
         shelves = self.shelves
         pool = shelves.pools[1]
         if shelves.quotas.shares:
@@ -234,7 +237,8 @@ class Traffic:
         if rows.size:
             shelves.table.set_state(rows, State.UP21)
             shelves.own(rows, 1, slots)
-            self.issue(now, MoveKind.READ, rows, shelves.table.l2_slot[rows], slots)
+            source = shelves.table.l2_slot[rows]
+            self.issue(now, MoveKind.READ, rows, source, slots, layered=layered)
         return rows
 
     # -- balance ----------------------------------------------------------------------------
@@ -346,13 +350,18 @@ class Traffic:
         source: NDArray[np.uint32],
         target: NDArray[np.uint32],
         epochs: NDArray[np.uint32] = NOBODY,
+        *,
+        layered: bool = False,
     ) -> None:
         """Hand out a move, or several: for pages of `rows`, or an order. `epochs`: of an order
-        about an earlier use of segments."""
+        about an earlier use of segments. `layered`: of a read."""
         table, geometry = self.shelves.table, self.worth.geometry
+        layered = layered and geometry.units > 1
         step = PUNCH_SLOTS
         if kind.carries_pages or kind is MoveKind.SCRUB:
             step = max(1, self.worth.settings.move_bytes // geometry.page_bytes)
+        if layered:
+            step = layered_pages(geometry.page_bytes)
         sizes = NOBODY
         if kind in (MoveKind.WRITE, MoveKind.COMPACT, MoveKind.SCRUB):
             epochs, sizes = self.shelves.pool2.uses(target)
@@ -377,7 +386,10 @@ class Traffic:
                     page_bytes=geometry.page_bytes,
                     slot_bytes=geometry.slot_bytes,
                     created=now,
+                    layered=layered,
                 )
             )
+            if layered:
+                self.progress.begin(self.moves[-1])
             self._next_move += 1
             self.in_flight += 1

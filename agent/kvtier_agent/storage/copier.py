@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from kvtier_agent.cache.moves import Move, MoveKind, MoveStatus, Outcome
 from kvtier_agent.storage.l2 import L2
 from kvtier_agent.storage.segment import PageStamp
+from kvtier_agent.storage.units import Announce, read_in_order
 
 SCRATCH_BYTES = 1 << 20
 
@@ -33,6 +34,7 @@ class Copier:
         self.l0: Any = None
         self.l1: Any = None
         self.l2: L2 | None = None
+        self.announce: Announce = lambda *_: None
         self._local = threading.local()
 
     def execute(self, move: Move) -> Outcome:
@@ -67,6 +69,8 @@ class Copier:
             return l2.compact(move.source, move.target, stamp, uses)
         if kind is MoveKind.READ:
             arena = self.l1.rows(move.slot_bytes)
+            if move.layered:
+                return read_in_order(l2, move, arena, self.announce)
             return l2.read(move.source, move.keys, move.checksums, arena, move.target)
         if kind is MoveKind.SCRUB:
             return l2.scrub(move.source, uses), ""

@@ -293,6 +293,8 @@ class Core:
     def collect(self, now: float) -> list[Ticket]:
         """Cache thread, after a wake-up: feed outcomes to the cache; tickets finished by them."""
         tickets: list[Ticket] = []
+        for move, landed in self._mover.news():
+            self.cache.heard(move, landed)
         for move, outcome in self._mover.collect():
             self.on_outcome(now, move, outcome)
             tickets += self.cache.move_done(now, move, outcome)
@@ -353,11 +355,7 @@ class Core:
     def volumes(self) -> list[tuple[str, int, str]]:
         """Name, bytes of segments, and why it takes no writes (or empty), of each volume that the
         revision in force names."""
-        held = self._l2.held_bytes() if self._l2 is not None else {}
-        troubles: dict[str, Trouble | None] = dict(self.nvme.left_out.all())
-        for volume in self._l2.volumes if self._l2 is not None else ():
-            troubles[volume.name] = volume.health.trouble
-        return [(name, held.get(name, 0), t.reason if t else "") for name, t in troubles.items()]
+        return self.nvme.figures()
 
     def io_faults(self) -> dict[tuple[str, str], int]:
         """(operation, fault) -> how often a drive did that; see `io_errors`. Any thread."""

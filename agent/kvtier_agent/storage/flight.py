@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kvtier_agent.cache.moves import Move, MoveKind, MoveStatus
-from kvtier_agent.native import TRANSFER_COLUMNS
+from kvtier_agent.cache.progress import Units
+from kvtier_agent.native import READ, TRANSFER_COLUMNS, WRITE
 from kvtier_agent.storage.drive_ring import DriveRing
 from kvtier_agent.storage.fileio import FileIO
 from kvtier_agent.storage.io_errors import name_of
@@ -22,8 +24,9 @@ from kvtier_agent.storage.trays import Tray
 SENT_BACK = (-errno.EINVAL, -errno.EAGAIN, -errno.EINTR, -errno.ENOMEM, -errno.EOPNOTSUPP)
 """Errors of io_uring, or of O_DIRECT, rather than of the drive: a call tries the same again."""
 
-FILE = TRANSFER_COLUMNS.index("file")
-FILE_OFFSET = TRANSFER_COLUMNS.index("file_offset")
+OPERATION, FILE, FILE_OFFSET, OFFSET, TAG = (
+    TRANSFER_COLUMNS.index(c) for c in ("operation", "file", "file_offset", "offset", "tag")
+)
 
 Where = NDArray[np.intp]
 
@@ -74,6 +77,31 @@ class Flight:
             first * stride, (first + where.size) * stride, stride, dtype=np.uint64
         )
 
+    def fill(self, tag: np.uint64) -> None:
+        """The rows of all transfers, tagged from `tag` on by their numbers."""
+        move, rows = self.move, self.rows
+        reads = move.kind is MoveKind.READ
+        rows[:, OPERATION] = READ if reads else WRITE
+        memory = move.target if reads else move.source
+        np.multiply(memory, np.uint64(move.slot_bytes), out=rows[:, OFFSET])
+        np.add(np.arange(len(move), dtype=np.uint64), tag, out=rows[:, TAG])
+
+    def numbers(self) -> Where:
+        """Of all transfers."""
+        return np.flatnonzero(self.tried)
+
+    def batches(self) -> Iterator[tuple[DriveRing, Where]]:
+        """Numbers of the transfers that each drive is given at a time, in this order."""
+        yield from self.by_drive()
+
+    def transfers(self, numbers: Where) -> NDArray[np.uint64]:
+        """The rows of some transfers."""
+        return self.rows[numbers] if numbers.size < len(self.rows) else self.rows
+
+    def news(self, arena: NDArray[np.uint8]) -> Units | None:
+        """What is to be told of pages before all of them have landed; None: nothing new."""
+        return None
+
     def by_drive(self) -> list[tuple[DriveRing, Where]]:
         """Which pages go to which drive."""
         found: dict[DriveRing, list[Where]] = {}
@@ -92,7 +120,7 @@ class Flight:
         self.error = self.error or error
 
     def ended(self, pages: Where, results: Any) -> bool:
-        """Transfers of these pages have ended; have all of them?"""
+        """Transfers of these numbers (here, of pages) have ended; have all of them?"""
         self.results[pages] = results
         self.under_way[pages] = False
         self.left -= pages.size

@@ -1,7 +1,8 @@
 """Pages between L1 and NVMe by io_uring: many batches under way, and no thread waits for any.
 
-    launch     a move becomes transfers, one a page (header and payload), from or to its slot of the
-               arena, and is given to the rings of the volumes it lies on
+    launch     a move becomes transfers, one a page (header and payload; of a layered read one a
+               unit), from or to its slot of the arena, and is given to the rings of the volumes it
+               lies on
     the drive  reads before writes, bytes in flight bounded per drive: that is the ring's affair
     finish     the last of its transfers has ended: pages are verified (reads) or the journal is
                told (writes), and the outcome is delivered
@@ -33,7 +34,6 @@ import structlog
 
 from kvtier_agent.cache.arena import ShmArena
 from kvtier_agent.cache.moves import Move, MoveKind, MoveStatus, Outcome
-from kvtier_agent.native import READ, TRANSFER_COLUMNS, WRITE
 from kvtier_agent.storage.batches import neighbours
 from kvtier_agent.storage.drive_ring import DriveRing
 from kvtier_agent.storage.fileio import FileIO, NoAnswerError
@@ -45,6 +45,8 @@ from kvtier_agent.storage.rings import Rings
 from kvtier_agent.storage.segment import PageStamp, Segment, SegmentGoneError
 from kvtier_agent.storage.settings import CoreSettings
 from kvtier_agent.storage.trays import Tray, Trays
+from kvtier_agent.storage.unit_flight import UnitFlight
+from kvtier_agent.storage.units import Announce
 from kvtier_agent.storage.volume import Volume
 from kvtier_agent.supervise import Heart
 
@@ -55,11 +57,10 @@ STALL_SECONDS = 10.0
 reads where it answers none: they would pile up behind it, and each holds a slot of L1."""
 BEAT_SECONDS = 0.5
 AT_ONCE = 2
-"""Reads that the loop verifies itself; when more of them ended together, others do the rest."""
+"""Reads that the loop verifies itself; when more of them ended together, others do the rest, and
+layered ones, which are large: the loop is to tell of others meanwhile."""
 PAGE_BITS = np.uint64(24)
-"""Of a tag, for the page's number in its batch; the rest names the batch."""
-
-OPERATION, OFFSET, TAG = (TRANSFER_COLUMNS.index(c) for c in ("operation", "offset", "tag"))
+"""Of a tag, for the transfer's number in its batch; the rest names the batch."""
 
 log = structlog.get_logger("kvtier.storage.ring")
 
@@ -94,6 +95,8 @@ class Flights:
         """Called with each move that ended, on the thread that finished it."""
         self.later: Later = _at_once
         """Has something done by another thread; see `Mover.later`."""
+        self.announce: Announce = lambda *_: None
+        """Told of units that have landed of a layered move."""
         self.by_calls: Callable[[Move], None] = lambda move: self._cancel(move)
         """Has a read that waited here done by calls; see `Mover.by_calls`."""
         self._io, self._arena, self._l2, self._clock = io, arena, l2, clock
@@ -127,7 +130,8 @@ class Flights:
 
     def _begin(self, l2: L2, move: Move, tray: Tray, patient: bool) -> bool:
         """As `launch`, with a tray, which is given back in any case."""
-        flight, reads = Flight(move, l2, tray, self._clock()), move.kind is MoveKind.READ
+        reads = move.kind is MoveKind.READ
+        flight = (UnitFlight if move.layered else Flight)(move, l2, tray, self._clock())
         ready = False
         try:
             ready = self._plan_read(flight, patient) if reads else self._plan_write(flight, patient)
@@ -195,24 +199,18 @@ class Flights:
         return True
 
     def _submit(self, flight: Flight) -> None:
-        move = flight.move
-        memory = move.target if move.kind is MoveKind.READ else move.source
-        count = len(move)
-        rows, numbers = flight.rows, np.arange(count, dtype=np.uint64)
-        rows[:, OPERATION] = READ if move.kind is MoveKind.READ else WRITE
-        np.multiply(memory, np.uint64(move.slot_bytes), out=rows[:, OFFSET])
         with self._lock:
             number, self._next = self._next, self._next + 1
-            flight.left = int(flight.tried.sum())
+            flight.left = flight.numbers().size
             flight.submitted = self._clock()
             if flight.left:
                 self._flights[number] = flight
-        np.add(numbers, np.uint64(number) << PAGE_BITS, out=rows[:, TAG])
+        flight.fill(np.uint64(number) << PAGE_BITS)
         if not flight.left:
             self._finish(flight)
             return
-        for drive, which in flight.by_drive():
-            part = rows[which] if which.size < count else rows
+        for drive, which in flight.batches():
+            part = flight.transfers(which)
             with self._lock:
                 drive.expect(which.size, self._clock())
             error = drive.submit(part)
@@ -240,7 +238,7 @@ class Flights:
             over += self._collect(drive)
         mine: list[Flight] = []
         for flight in over:
-            if len(mine) < AT_ONCE and flight.light:
+            if len(mine) < AT_ONCE and flight.light and not flight.move.layered:
                 mine.append(flight)
             else:
                 self.later(functools.partial(self._finish, flight), waits=not flight.light)
@@ -258,10 +256,11 @@ class Flights:
         """Flights whose last transfer has ended."""
         done = drive.collect()
         over: list[Flight] = []
+        heard: list[Flight] = []
         if not done.size:
             return over
         numbers = done["tag"] >> PAGE_BITS
-        pages = (done["tag"] & ((np.uint64(1) << PAGE_BITS) - np.uint64(1))).astype(np.intp)
+        which = (done["tag"] & ((np.uint64(1) << PAGE_BITS) - np.uint64(1))).astype(np.intp)
         now = self._clock()
         with self._lock:
             before = drive.ended(done.size, now)
@@ -270,11 +269,16 @@ class Flights:
                 flight = self._flights[number]
                 if (done["result"][mine] != -errno.ECANCELED).any():  # to call back is no answer
                     drive.answered[flight.move.kind] = now
-                if flight.ended(pages[mine], done["result"][mine]):
+                heard.append(flight)
+                if flight.ended(which[mine], done["result"][mine]):
                     # On a drive that is never idle, what it took since it ended the one before.
                     flight.seconds = now - max(flight.started, before)
                     del self._flights[number]
                     over.append(flight)
+        for flight in heard:
+            news = flight.news(self._arena.rows(flight.move.slot_bytes))
+            if news is not None:
+                self.announce(flight.move, news)
         return over
 
     def _finish(self, flight: Flight) -> None:
@@ -348,8 +352,8 @@ class Flights:
             drive.said = self._clock()
             held = [(n, f) for n, f in self._flights.items() if f.waits_for(drive)]
         for number, flight in held:
-            pages = np.flatnonzero(flight.tried).astype(np.uint64)
-            drive.cancel((np.uint64(number) << PAGE_BITS) | pages)
+            which = flight.numbers().astype(np.uint64)
+            drive.cancel((np.uint64(number) << PAGE_BITS) | which)
         for l2 in {id(flight.l2): flight.l2 for _, flight in held}.values():
             l2.hangs(drive.volume)
 

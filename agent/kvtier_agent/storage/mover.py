@@ -27,6 +27,7 @@ from collections.abc import Callable
 import structlog
 
 from kvtier_agent.cache.moves import Move, MoveKind, MoveStatus, Outcome
+from kvtier_agent.cache.progress import Units
 from kvtier_agent.storage.copier import Copier
 from kvtier_agent.storage.flights import Flights
 from kvtier_agent.storage.settings import CoreSettings
@@ -38,6 +39,7 @@ Start = Callable[[str, Callable[[Heart], None]], None]
 """Name and loop: `Supervisor.start`."""
 
 Done = list[tuple[Move, Outcome]]
+News = list[tuple[Move, Units]]
 Job = Move | Callable[[], None]
 """What a thread does: a move, or what `Mover.later` was asked for."""
 
@@ -87,12 +89,14 @@ class Mover:
         self._closing = False
         self._ready = threading.Condition()
         self._done: deque[tuple[Move, Outcome]] = deque()
+        self._news: deque[tuple[Move, Units]] = deque()
+        copier.announce = self._announce
         self._threads: list[threading.Thread] = []
         self._hearts: list[Heart] = []
         loops = [(f"{name}-{i}", self._run) for i in range(max(2, threads))]
         if flights is not None:
             flights.deliver, flights.later = self._deliver, self.later
-            flights.by_calls = self.by_calls
+            flights.by_calls, flights.announce = self.by_calls, self._announce
             loops.append((f"{name}-rings", flights.run))
         for called, loop in loops:
             if start is not None:
@@ -170,6 +174,11 @@ class Mover:
         self._done.append((move, outcome))
         self._wake()
 
+    def _announce(self, move: Move, landed: Units) -> None:
+        """Units of a move under way have landed."""
+        self._news.append((move, landed))
+        self._wake()
+
     def _cancel(self, move: Move, error: str) -> None:
         self._done.append((move, Outcome.uniform(move, MoveStatus.CANCELLED, error=error)))
 
@@ -181,6 +190,14 @@ class Mover:
                 out.append(self._done.popleft())
             except IndexError:
                 return out
+
+    def news(self) -> News:
+        """What has landed since the last call of moves under way; of one that `collect` gave, it is
+        old. Never waits."""
+        out: News = []
+        while self._news:
+            out.append(self._news.popleft())
+        return out
 
     def close(self) -> None:
         """End the threads after the move each is at. What is queued is cancelled, but for what says
@@ -296,6 +313,10 @@ class SyncMover:
     def collect(self) -> Done:
         done, self._done = self._done, []
         return done
+
+    def news(self) -> News:
+        """Nothing is under way between two calls."""
+        return []
 
     def close(self) -> None:
         pass

@@ -324,6 +324,14 @@ class NvmeTier:
         message = f"no checkpoint of its journal: {error.strerror or error}"
         return Trouble(reason, message, 0, 0.0, 0.0, 0.0, placing=False)
 
+    def figures(self) -> list[tuple[str, int, str]]:
+        """See `Core.volumes`."""
+        held = self.l2.held_bytes() if self.l2 is not None else {}
+        troubles: dict[str, Trouble | None] = dict(self.left_out.all())
+        for volume in self.l2.volumes if self.l2 is not None else ():
+            troubles[volume.name] = volume.health.trouble
+        return [(name, held.get(name, 0), t.reason if t else "") for name, t in troubles.items()]
+
     def journal(self) -> JournalFigures:
         """Of the journals of all volumes."""
         used = self.l2.journals.space.used_bytes if self.l2 is not None else 0

@@ -296,18 +296,25 @@ class Segment:
             for i, row in enumerate(part):
                 buffers += (headers[start + i], row)
             offset = (first + start) * self.stride
-            try:
-                done = call(self.fd, buffers, offset)
-            except OSError as error:
-                if error.errno != errno.EINVAL or not self.direct:
-                    raise
-                self._leave_direct()
-                done = call(self.fd, buffers, offset)
-            if done != len(part) * self.stride:
-                self._io.noticed(what, "short")
-                raise OSError(
-                    5, f"short {what} of {done} instead of {len(part) * self.stride} bytes"
-                )
+            self._call(call, buffers, offset, len(part) * self.stride, what)
+
+    def read_part(self, slot: int, start: int, buffers: list[Any], length: int) -> None:
+        """Read `length` bytes of a slot from `start` on, both multiples of 4096. Raises OSError,
+        also for a short read."""
+        with self.in_use():
+            self._call(self._io.read, buffers, slot * self.stride + start, length, "read")
+
+    def _call(self, call: Any, buffers: list[Any], offset: int, length: int, what: str) -> None:
+        try:
+            done = call(self.fd, buffers, offset)
+        except OSError as error:
+            if error.errno != errno.EINVAL or not self.direct:
+                raise
+            self._leave_direct()
+            done = call(self.fd, buffers, offset)
+        if done != length:
+            self._io.noticed(what, "short")
+            raise OSError(5, f"short {what} of {done} instead of {length} bytes")
 
     def _leave_direct(self) -> None:
         """The file system took the flag but not the transfer: go on through the page cache."""

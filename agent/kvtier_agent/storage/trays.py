@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvtier_agent.cache.geometry import Geometry
+from kvtier_agent.cache.moves import layered_pages
 from kvtier_agent.native import TRANSFER_COLUMNS
 from kvtier_agent.storage.segment import HEADER_BYTES, HeaderBlock
 
@@ -73,6 +74,8 @@ class Trays:
     def _cut_up(self, geometry: Geometry) -> None:
         most = TRAYS_BYTES // HEADER_BYTES // LEAST_TRAYS
         self._pages = min(most, max(1, self._move_bytes // geometry.page_bytes))
+        if geometry.units > 1:
+            self._pages = max(self._pages, layered_pages(geometry.page_bytes))
         size = self._pages * HEADER_BYTES
         self._count = min(MOST_TRAYS, TRAYS_BYTES // size)
         self._page_bytes = geometry.page_bytes
