@@ -151,12 +151,17 @@ class Accounts:
         question = self._numbered.get(number) if number else self._current.get(owner)
         if question is None or question.settled or question.loaded + n > question.pages:
             question = _Question(n, page_tokens, page_tokens, n, 0, now, owner, 0)
-        if n and tiers[-1] == MISS:  # what is kept is no longer than what was found
-            there = np.flatnonzero(tiers != MISS)
-            tiers = tiers[: there[-1] + 1 if there.size else 0].copy()
-        self._leases[lease] = _Lease(question, n, tiers, question.loaded, now, owner)
+        kept = _to_the_last_hit(tiers)
+        self._leases[lease] = _Lease(question, n, kept, question.loaded, now, owner)
         question.loaded += n
         question.open_leases += 1
+
+    def corrected(self, lease: int, tiers: NDArray[np.uint8]) -> None:
+        """What has become of a load that was answered before it was done; ``tiers``: as for
+        ``loaded``."""
+        held = self._leases.get(lease)
+        if held is not None:
+            held.tiers = _to_the_last_hit(tiers)
 
     def released(
         self, lease: int, bad: NDArray[np.integer] | None = None, *, used: bool = True
@@ -252,3 +257,11 @@ class Accounts:
             tally.tokens[layer] += question.hit_tokens[layer]
         tally.pages[LAYERS] += question.pages - sum(question.hits)
         tally.tokens[LAYERS] += total - sum(question.hit_tokens)
+
+
+def _to_the_last_hit(tiers: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """What is kept is no longer than what was found."""
+    if len(tiers) and tiers[-1] == MISS:
+        there = np.flatnonzero(tiers != MISS)
+        return tiers[: there[-1] + 1 if there.size else 0].copy()
+    return tiers

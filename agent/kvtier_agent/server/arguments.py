@@ -170,7 +170,7 @@ def page_buffer(name: str, value: Any, size: int) -> memoryview:
 
 
 def checksums(value: Any, n: int, units: int = 1) -> NDArray[np.uint64]:
-    """``n`` checksums as uint64[n]; of pages of several units those of the units, uint64[n, units]."""
+    """``n`` checksums as uint64[n]; where pages have several units theirs, uint64[n, units]."""
     if units > 1:
         given = isinstance(value, np.ndarray) and value.dtype == np.uint64
         if not given or value.shape != (n, units):

@@ -23,7 +23,7 @@ from __future__ import annotations
 import time
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Literal, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -49,6 +49,7 @@ from kvtier_agent.server.connection import (
     RefusedError,
 )
 from kvtier_agent.server.keeping import Keeping
+from kvtier_agent.server.layered_lease import LayeredLease
 from kvtier_agent.server.lease import Lease, Reservation
 from kvtier_agent.server.link import Link
 from kvtier_agent.server.mapping import UnmappedError, rows_of
@@ -144,13 +145,29 @@ class Client(Keeping):
                 return Lookup(tiers, head.prefix, head.load, head.reason)
         return Lookup(np.full(n, p.MISS, np.uint8), 0, 0, "no-agent" if n else "empty")
 
+    @overload
     def load(
-        self, keys: Any, *, deadline_milliseconds: int | None = None, request: int = 0
-    ) -> Lease:
+        self, keys: Any, *, deadline_milliseconds: int | None = None, request: int = 0,
+        layered: Literal[False] = False,
+    ) -> Lease: ...  # fmt: skip
+
+    @overload
+    def load(
+        self, keys: Any, *, deadline_milliseconds: int | None = None, request: int = 0,
+        layered: Literal[True],
+    ) -> LayeredLease: ...  # fmt: skip
+
+    def load(
+        self, keys: Any, *, deadline_milliseconds: int | None = None, request: int = 0,
+        layered: bool = False,
+    ) -> Lease:  # fmt: skip
         """Pin these pages for reading; pages on NVMe are brought up first.
 
         What has not come by the deadline (default: half of ``timeout_seconds``) is a miss, and so
         is everything after the first miss: a prefix with a hole is of no use.
+
+        ``layered``: the lease comes at once, and is read while its pages land, transfer unit by
+        transfer unit. (An agent of before brings them up whole first.)
         """
         names = as_keys(keys)
         n = len(names)
@@ -167,7 +184,7 @@ class Client(Keeping):
                 # What went by until this call's turn came is gone from the agent's time too.
                 deadline = max(0, until - int((wait - left) * 1000))
                 head, columns = connection.request(
-                    p.Load(connection.next_id(), deadline, request),
+                    p.Load(connection.next_id(), deadline, request, layered),
                     (names[:m].data,), left, p.Loaded,
                 )  # fmt: skip
                 tier = np.full(n, p.MISS, np.uint8)
@@ -175,11 +192,26 @@ class Client(Keeping):
                 arena = _padded(p.column(columns[1], "u1", m), n, p.MISS)
                 offset = _padded(p.column(columns[2], "<u8", m), n, 0)
                 sums = _padded(p.column(columns[3], "<u8", m), n, 0)
+                if layered:
+                    landed = np.full(n, p.NOT_COMING, np.uint16)
+                    landed[:m] = (
+                        p.column(columns[4], "<u2", m) if len(columns) > 4
+                        else np.where(tier[:m] == p.MISS, p.NOT_COMING, connection.form.units)
+                    )  # fmt: skip
+                    return LayeredLease(
+                        self._link, connection, head.lease, self.form, connection.form, tier, arena,
+                        offset, sums, landed=landed, until=time.monotonic() + until / 1000,
+                    )  # fmt: skip
                 return Lease(
                     self._link, connection, head.lease, connection.form, tier, arena, offset, sums
                 )
         empty = np.full(n, p.MISS, np.uint8)
         zero = np.zeros(n, np.uint64)
+        if layered:
+            return LayeredLease(
+                self._link, None, 0, self.form, self.form, empty, empty, zero, zero,
+                landed=np.full(n, p.NOT_COMING, np.uint16), until=0.0,
+            )  # fmt: skip
         return Lease(self._link, None, 0, self.form, empty, empty, zero, zero)
 
     def release(self, lease: Lease) -> None:
@@ -343,6 +375,7 @@ __all__ = [
     "Client",
     "ClientCounters",
     "Deleted",
+    "LayeredLease",
     "Lease",
     "Lookup",
     "Pinned",

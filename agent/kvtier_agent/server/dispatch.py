@@ -22,6 +22,7 @@ from kvtier_agent.cache.results import MISS, PutStatus, Ticket
 from kvtier_agent.server import protocol as p
 from kvtier_agent.server.accounting import Accounts
 from kvtier_agent.server.holding import Holding
+from kvtier_agent.server.layered import LayeredLoads
 from kvtier_agent.server.occupancy import Occupancy, RefusedRequestError
 from kvtier_agent.server.sessions import Session, Sessions
 from kvtier_agent.server.settings import ServerSettings, TrustDomain
@@ -76,10 +77,12 @@ class Dispatcher:
             p.Commit: self._commit,
             p.Abort: self._abort,
             p.Load: self._load,
+            p.Await: self._await,
             p.Release: self._release,
             p.Stats: self._stats,
             p.Ping: self._ping,
         }
+        self.layered = LayeredLoads(lambda: self._core.cache, self.accounts, self._reply)
         self._handlers |= Holding(
             lambda: self._core.cache, self._keys, self._mine, self._fence, self._reply,
             settings.max_keys,
@@ -136,6 +139,7 @@ class Dispatcher:
                 # It could say nothing while it waited; its time to speak begins now.
                 self._core.cache.pins.heard(now, session.number)
                 self._answer_load(now, session, request, ticket)
+        self.layered.look(now, tickets)
 
     def over(self, now: float, session: Session) -> None:
         """The client is gone, whatever the reason: everything it held goes back."""
@@ -143,6 +147,7 @@ class Dispatcher:
         self._occupancy.left(now, session)
         for lease in [k for k, (owner, _) in self._parked.items() if owner is session]:
             del self._parked[lease]
+        self.layered.over(session)
         self._core.cache.client_gone(now, session.number)
         self.accounts.gone(session.number)
 
@@ -273,8 +278,10 @@ class Dispatcher:
     def _load(self, now: float, session: Session, request: p.Load, frames: Frames) -> None:
         keys = self._mine(session, frames, 1)
         wait = min(request.deadline_milliseconds, self._settings.longest_deadline_milliseconds)
-        ticket = self._core.cache.load(now, session.number, keys, now + wait / 1000)
-        if ticket.done:
+        layered = request.layered and session.protocol >= p.UNITS_SINCE
+        until = now + wait / 1000
+        ticket = self._core.cache.load(now, session.number, keys, until, layered=layered)
+        if ticket.done or layered:
             self._answer_load(now, session, request, ticket)
         else:
             self._parked[ticket.lease] = (session, request)
@@ -288,6 +295,9 @@ class Dispatcher:
                 self.geometry.page_tokens,
             )  # fmt: skip
         lease = ticket.lease
+        layered: list[bytes] = []
+        if request.layered and session.protocol >= p.UNITS_SINCE:
+            layered.append(self.layered.began(session, ticket))
         if not (ticket.tier != MISS).any():
             # Nothing to read: no need for the client to come back with it.
             self._core.cache.release(now, session.number, lease)
@@ -295,8 +305,12 @@ class Dispatcher:
             lease = 0
         self._reply(
             session.identity, p.Loaded(request.id, lease), ticket.tier.tobytes(),
-            ticket.arena.tobytes(), ticket.offset.tobytes(), ticket.checksum.tobytes(),
+            ticket.arena.tobytes(), ticket.offset.tobytes(), ticket.checksum.tobytes(), *layered,
         )  # fmt: skip
+
+    def _await(self, now: float, session: Session, request: p.Await, frames: Frames) -> None:
+        self._fence(request.boot)
+        self.layered.wait(now, session, request)
 
     def _release(self, now: float, session: Session, request: p.Release, frames: Frames) -> None:
         self._fence(request.boot)
@@ -306,6 +320,7 @@ class Dispatcher:
         if bad.size > self._settings.max_keys:
             raise p.MalformedError(f"{bad.size} bad pages in one lease")
         cache = self._core.cache
+        self.layered.ending(session, request.lease)
         if bad.size:
             cache.report_bad(now, session.number, request.lease, bad)
         if cache.release(now, session.number, request.lease):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -35,3 +36,14 @@ def common_version(ours: tuple[int, int], theirs: tuple[int, int]) -> int | None
     """The highest protocol version that both (oldest, newest) ranges contain, or None."""
     highest = min(ours[1], theirs[1])
     return highest if highest >= max(ours[0], theirs[0]) else None
+
+
+def request_id(header: bytes | memoryview) -> int:
+    """The id in a header that does not decode, where one can be found, else 0."""
+    try:
+        raw = msgspec.msgpack.decode(header)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return 0
+    if isinstance(raw, list) and len(raw) > 1 and isinstance(raw[1], int):
+        return raw[1] if 0 <= raw[1] < 1 << 63 else 0
+    return 0

@@ -78,8 +78,8 @@ class Lease:
         ``ValueError`` for one that ``out`` does not have, or that is named twice.
         """
         n = len(self.tier)
-        target = _writable(out, self.page_bytes, n if rows is None else None)
-        places = np.arange(n, dtype=np.uint64) if rows is None else _rows(rows, n, len(out))
+        target = writable(out, self.page_bytes, n if rows is None else None)
+        places = np.arange(n, dtype=np.uint64) if rows is None else rows_from(rows, n, len(out))
         good = np.zeros(n, bool)
         for number, arena in self._arenas.items():
             mine = np.flatnonzero((self.tier != p.MISS) & (self._arena == number) & ~self._bad)
@@ -256,7 +256,7 @@ class Reservation:
             self._link.abort(connection, self._keys[self.offered])
 
 
-def _rows(rows: Any, n: int, limit: int) -> NDArray[np.uint64]:
+def rows_from(rows: Any, n: int, limit: int) -> NDArray[np.uint64]:
     """Row numbers as uint64[n], all below ``limit``; raises ``ValueError``."""
     numbers = np.asarray(rows)
     if numbers.shape != (n,) or not (n == 0 or np.issubdtype(numbers.dtype, np.integer)):
@@ -268,7 +268,7 @@ def _rows(rows: Any, n: int, limit: int) -> NDArray[np.uint64]:
     return numbers.astype(np.uint64)
 
 
-def _writable(out: Any, page_bytes: int, n: int | None) -> memoryview:
+def writable(out: Any, page_bytes: int, n: int | None) -> memoryview:
     """``out`` as a flat writable buffer; raises ``ValueError`` for another shape or layout."""
     if hasattr(out, "detach"):
         if out.is_cuda:

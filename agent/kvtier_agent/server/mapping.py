@@ -50,6 +50,15 @@ class Mapped(Protocol):
         ``IndexError`` for a row that is not there.
         """
 
+    def read_units(
+        self, offsets: Places, form: PageForm, units: range, out: memoryview, places: Places
+    ) -> Places:
+        """Copy some neighbouring units of pages to where in ``out`` their first one goes; sums of
+        the copies, (n, units copied)."""
+
+    def left(self, offsets: Places, form: PageForm) -> tuple[Places, Places]:
+        """The unit sums behind pages, (n, units), and the checksums that the pages have by them."""
+
     def leave(self, offsets: Places, form: PageForm, sums: Places) -> Places:
         """Put unit sums, (n, units), behind pages that lie in these slots; the checksums that the
         pages have by them. For pages of several units."""
@@ -91,6 +100,27 @@ class FileArena:
         places = rows * np.uint64(form.page_bytes)
         sums = form.copy(pages, places, self._memory, offsets, private="source")
         return form.checksums(sums) if form.units == 1 else self.leave(offsets, form, sums)
+
+    def read_units(
+        self, offsets: Places, form: PageForm, units: range, out: memoryview, places: Places
+    ) -> Places:
+        """See ``Mapped.read_units``; ``UnmappedError``."""
+        self._check(offsets, form.extent)
+        return form.copy(
+            self._memory, offsets, out, places,
+            private="target", first=units.start, last=units.stop,
+        )  # fmt: skip
+
+    def left(self, offsets: Places, form: PageForm) -> tuple[Places, Places]:
+        """See ``Mapped.left``; ``UnmappedError``."""
+        self._check(offsets, form.extent)
+        sums = np.empty((len(offsets), form.units), np.uint64)
+        places = np.arange(len(offsets), dtype=np.uint64) * np.uint64(form.sums_bytes)
+        behind = offsets + np.uint64(form.trailer)
+        return sums, copier.copy(
+            self._memory, behind, sums, places, form.sums_bytes,
+            private="target",
+        )  # fmt: skip
 
     def leave(self, offsets: Places, form: PageForm, sums: Places) -> Places:
         """See ``Mapped.leave``; ``UnmappedError``."""
@@ -143,6 +173,26 @@ class DeviceArena:
             return self.leave(offsets, form, sums)
         self._settle()
         return form.checksums(sums)
+
+    def read_units(
+        self, offsets: Places, form: PageForm, units: range, out: memoryview, places: Places
+    ) -> Places:
+        """See ``Mapped.read_units``; ``UnmappedError``."""
+        sums = np.empty((len(offsets), len(units)), np.uint64)
+        first = form.start(units.start)
+        for i, (offset, place) in enumerate(zip(offsets.tolist(), places.tolist(), strict=True)):
+            data = self.view(offset + first, form.start(units.stop) - first)
+            out[place : place + data.size] = data.data
+            for unit in units:
+                start, end = form.start(unit) - first, form.start(unit + 1) - first
+                sums[i, unit - units.start] = checksum(out[place + start : place + end])
+        return sums
+
+    def left(self, offsets: Places, form: PageForm) -> tuple[Places, Places]:
+        """See ``Mapped.left``; ``UnmappedError``."""
+        behind = (self.view(o + form.trailer, form.sums_bytes) for o in offsets.tolist())
+        sums = np.array([one.view("<u8") for one in behind]).reshape(len(offsets), form.units)
+        return sums, form.checksums(sums)
 
     def leave(self, offsets: Places, form: PageForm, sums: Places) -> Places:
         """See ``Mapped.leave``; ``UnmappedError``."""

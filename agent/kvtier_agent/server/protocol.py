@@ -12,7 +12,8 @@ request        buffers                     reply and its buffers
 ``Reserve``    keys                        ``Reserved``: status u8[n], arena u8[n], offset u64[n]
 ``Commit``     keys, checksum u64[n]       ``Committed``: status u8[n]
 ``Load``       keys                        ``Loaded``: tier u8[n], arena u8[n], offset u64[n],
-                                           checksum u64[n]
+                                           checksum u64[n]; of a layered one landed u16[n] too
+``Await``      -                           ``Landed``: landed u16[n] of the keys of its load
 ``Pin``        keys                        ``Pinned``: status u8[n], tier u8[n]
 ``Delete``     keys                        ``Deleted``: status u8[n]
 ``Stats``      -                           ``Statistics``
@@ -40,9 +41,15 @@ from typing import Annotated, Any, Final
 
 import msgspec
 
-from kvtier_agent.cache.geometry import Geometry
+from kvtier_agent.cache.geometry import MAX_UNITS, Geometry
 from kvtier_agent.cache.identity import KEY_BYTES
-from kvtier_agent.server.frames import MalformedError, column, common_version, keys_of
+from kvtier_agent.server.frames import (
+    MalformedError,
+    column,
+    common_version,
+    keys_of,
+    request_id,
+)
 
 PROTOCOL: Final = 3
 OLDEST_PROTOCOL: Final = 1
@@ -55,13 +62,15 @@ RANKS_SINCE: Final = 2
 """The version that brought ``Hello.rank``: below it every rank of a tensor-parallel group would
 count as rank 0, and be given rank 0's bytes."""
 UNITS_SINCE: Final = 3
-"""The version that brought transfer units: below it a page is one piece with one checksum, which
-for pages of several units means something else."""
+"""The version that brought transfer units, and ``Await``: below it a page is one piece with one
+checksum, which for pages of several units means something else."""
 ARENA_LAYOUT: Final = 1
 """How pages lie in the arenas: fixed slots, page first, slot rounded up to 4096 bytes; pages of
 several transfer units have a block with their sums behind them (``UNITS_SINCE``)."""
 
 MISS: Final = 255
+NOT_COMING: Final = 0xFFFF
+"""In place of a number of units: the page is a miss."""
 
 MAX_FRAMES: Final = 4
 MAX_HEADER_BYTES: Final = 4096
@@ -201,6 +210,17 @@ class Load(Request, tag="ld", frozen=True):
 
     deadline_milliseconds: Milliseconds = 500
     request: Number = 0
+    layered: bool = False
+    """Answer at once, with the places of pages that are on their way: ``Await`` says how far."""
+
+
+class Await(Request, tag="aw", frozen=True):
+    """Answered when the first ``units`` transfer units of each page of a layered load are there, or
+    will not come; at the load's deadline at the latest."""
+
+    boot: Number
+    lease: Number
+    units: Annotated[int, msgspec.Meta(ge=0, le=MAX_UNITS)]
 
 
 class Release(Request, tag="rl", frozen=True):
@@ -243,8 +263,8 @@ class Bye(Request, tag="by", frozen=True):
 
 
 AnyRequest = (
-    Hello | Lookup | Reserve | Commit | Abort | Load | Release | Pin | Unpin | Delete | Stats | Ping
-    | Bye
+    Hello | Lookup | Reserve | Commit | Abort | Load | Await | Release | Pin | Unpin | Delete
+    | Stats | Ping | Bye
 )  # fmt: skip
 
 
@@ -307,6 +327,11 @@ class Loaded(Reply, tag="ll", frozen=True):
     lease: int
 
 
+class Landed(Reply, tag="la", frozen=True):
+    """Column: how many transfer units of each page are there, without a gap from the first one on,
+    or ``NOT_COMING``. It is empty where the lease has ended."""
+
+
 class Pinned(Reply, tag="pd", frozen=True):
     """Columns: ``cache.results.PinStatus``, and the tier each page was in."""
 
@@ -335,7 +360,7 @@ class Refused(Reply, tag="no", frozen=True):
 
 
 AnyReply = (
-    Welcome | Looked | Reserved | Committed | Loaded | Pinned | Deleted | Statistics | Pong
+    Welcome | Looked | Reserved | Committed | Loaded | Landed | Pinned | Deleted | Statistics | Pong
     | Refused
 )  # fmt: skip
 
@@ -374,15 +399,4 @@ def decode_reply(header: bytes | memoryview) -> AnyReply:
         raise MalformedError(str(error)) from None
 
 
-def request_id(header: bytes | memoryview) -> int:
-    """The id in a header that does not decode, where one can be found, else 0."""
-    try:
-        raw = msgspec.msgpack.decode(header)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        return 0
-    if isinstance(raw, list) and len(raw) > 1 and isinstance(raw[1], int):
-        return raw[1] if 0 <= raw[1] < 1 << 63 else 0
-    return 0
-
-
-__all__ = ["MalformedError", "column", "common_version", "keys_of"]
+__all__ = ["MalformedError", "column", "common_version", "keys_of", "request_id"]
