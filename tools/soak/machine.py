@@ -13,6 +13,7 @@ import os
 import random
 import shutil
 import tempfile
+import unittest.mock
 from collections import Counter
 from pathlib import Path
 
@@ -21,11 +22,13 @@ import numpy as np
 import xxhash
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from kvtier_agent.cache import geometry as geometries
 from kvtier_agent.cache.geometry import Geometry
 from kvtier_agent.cache.results import MISS, CommitStatus, PutStatus
 from kvtier_agent.cache.segment_sizes import bytes_for
 from kvtier_agent.cache.settings import Behaviour, Budgets, CacheSettings, FrozenPrefix
 from kvtier_agent.cache.snapshot import check_books
+from kvtier_agent.cache.units import form_of
 from kvtier_agent.storage.core import Core, CoreError, CoreSettings
 from kvtier_agent.storage.fileio import FileIO
 
@@ -34,8 +37,9 @@ from soak.tenants import TenantRules
 
 PAGE = 4096
 TOKENS = 16
-DISK = PAGE + 4096
-GEOMETRY = Geometry.of_page_bytes(PAGE, TOKENS)
+UNITS = 4
+UNIT_BYTES = 4096
+"""Of the pages of every other machine, as if units were that small."""
 SCRATCH = Path("/dev/shm") if Path("/dev/shm").is_dir() else None
 CLIENTS = st.integers(1, 3)
 CHAINS = st.integers(0, 5)
@@ -79,6 +83,8 @@ class HeldMover:
 
     def __init__(self, copier) -> None:
         self.copier = copier
+        copier.announce = lambda *news: self.heard.append(news)
+        self.heard = []
         self.waiting = []
         self.done = []
 
@@ -94,7 +100,8 @@ class HeldMover:
         return done
 
     def news(self):
-        return []
+        heard, self.heard = self.heard, []
+        return heard
 
     def close(self):
         pass
@@ -105,26 +112,29 @@ def keys_of(chain: int, count: int) -> np.ndarray:
     return np.frombuffer(digests, dtype=np.uint8).reshape(-1, 16)
 
 
-def content(key: np.ndarray) -> np.ndarray:
-    return np.frombuffer(key.tobytes() * (PAGE // 16), dtype=np.uint8)
-
-
-def checksum(data: np.ndarray) -> int:
-    return xxhash.xxh3_64_intdigest(data)
-
-
 class CacheMachine(PinRules, TenantRules, RuleBasedStateMachine):
     keys_of = staticmethod(keys_of)
+    units = 1
+    """Transfer units of a page."""
 
     def __init__(self) -> None:
         super().__init__()
+        self.patch = unittest.mock.patch.object(geometries, "UNIT_BYTES", UNIT_BYTES)
+        self.patch.start()
+        self.geometry = Geometry(self.units, 1, PAGE // (2 * TOKENS), 1, TOKENS)
+        self.form = form_of(self.geometry)
+        assert self.form.units == self.units
+        self.page, self.slot = self.geometry.page_bytes, self.geometry.slot_bytes
+        self.disk = self.geometry.nvme_slot_bytes
         self.folder = Path(tempfile.mkdtemp(prefix=leftovers.owned_name(), dir=SCRATCH))
         (self.folder / "data0").mkdir()
         self.io = FaultyIO()
         self.now = 1.0
         self.total = Counter()
         """Counters of the agents before."""
-        self.behaviour = Behaviour(cool_down_seconds=0.5, frozen=(FrozenPrefix("bot", 3 * PAGE),))
+        self.behaviour = Behaviour(
+            cool_down_seconds=0.5, frozen=(FrozenPrefix("bot", 3 * self.slot),)
+        )
         self.last_budgets = self.budgets(8, 24, 40)
         self.start()
 
@@ -136,13 +146,14 @@ class CacheMachine(PinRules, TenantRules, RuleBasedStateMachine):
                 arena_folder=self.folder,
                 table_path=self.folder / "d.table",
                 volumes={"data0": self.folder / "data0"},
-                maximum_l0_bytes=64 * PAGE,
-                maximum_l1_bytes=128 * PAGE,
+                maximum_l0_bytes=64 * self.slot,
+                maximum_l1_bytes=128 * self.slot,
                 allow_root_filesystem=True,
                 synchronous=True,
                 cache=CacheSettings(
                     lease_seconds=30, pin_seconds=20, max_pins_per_client=5,
-                    write_queue_bytes=12 * PAGE, move_bytes=3 * PAGE, max_pages=1024,
+                    write_queue_bytes=12 * self.page, move_bytes=3 * self.page,
+                    max_pages=1024,
                 ),
             ),
             io=self.io,
@@ -150,15 +161,21 @@ class CacheMachine(PinRules, TenantRules, RuleBasedStateMachine):
         self.mover = self.core._mover = HeldMover(self.core._copier)
         self.cache = self.core.cache
         self.core.reconfigure(self.now, self.behaviour, self.last_budgets)
-        assert self.core.register(self.now, GEOMETRY).accepted
-        self.arenas = [self.core._l0.rows(PAGE), self.core._l1.rows(PAGE)]
+        assert self.core.register(self.now, self.geometry).accepted
+        self.arenas = [self.core._l0.rows(self.slot), self.core._l1.rows(self.slot)]
         self.tickets = {}
         self.reserved = []
 
-    @staticmethod
-    def budgets(l0: int, l1: int, l2: int) -> Budgets:
-        nvme = bytes_for(l2, DISK) + 65536 if l2 else 0  # and the journal
-        return Budgets(l0 * PAGE, l1 * PAGE, nvme, ("data0",) if l2 else (), 0)
+    def budgets(self, l0: int, l1: int, l2: int) -> Budgets:
+        nvme = bytes_for(l2, self.disk) + 65536 if l2 else 0  # and the journal
+        return Budgets(l0 * self.slot, l1 * self.slot, nvme, ("data0",) if l2 else (), 0)
+
+    def content(self, key: np.ndarray) -> np.ndarray:
+        return np.frombuffer(key.tobytes() * (self.page // 16), dtype=np.uint8)
+
+    def sums(self, keys: np.ndarray) -> np.ndarray:
+        """Checksums of the pages of these keys."""
+        return np.array([self.form.checksum(self.content(key)) for key in keys], dtype=np.uint64)
 
     def took(self, tickets) -> None:
         for ticket in tickets:
@@ -200,15 +217,17 @@ class CacheMachine(PinRules, TenantRules, RuleBasedStateMachine):
         offered = np.flatnonzero(result.status == PutStatus.OFFERED)
         assert (result.tier[result.status != PutStatus.OFFERED] == MISS).all()
         for i in offered:
-            row = self.arenas[result.tier[i]][int(result.offset[i]) // PAGE]
-            row[:] = content(keys[i])
+            arena = self.arenas[result.tier[i]]
+            row = np.array([int(result.offset[i]) // self.slot], dtype=np.uint32)
+            arena[row[0], : self.page] = self.content(keys[i])
+            self.form.leave(arena, row, self.form.of_rows(arena, row))
         mine = keys[offered]
         if end == "leave":
             self.reserved.append((client, mine))
         elif end == "abort":
             assert self.cache.abort(self.now, client, mine) == len(mine)
         else:
-            sums = np.array([checksum(content(key)) for key in mine], dtype=np.uint64)
+            sums = self.sums(mine)
             if end == "lie":
                 sums ^= np.uint64(1)
             if end == "half":
@@ -225,15 +244,24 @@ class CacheMachine(PinRules, TenantRules, RuleBasedStateMachine):
     def commit_late(self, which):
         if self.reserved:
             client, keys = self.reserved.pop(which % len(self.reserved))
-            sums = np.array([checksum(content(key)) for key in keys], dtype=np.uint64)
+            sums = self.sums(keys)
             self.cache.commit(self.now, client, keys, sums)  # what expired meanwhile is UNKNOWN
             self.turn()
 
-    @rule(client=CLIENTS, chain=CHAINS, count=st.integers(1, 12), patience=st.sampled_from([0, 5]))
-    def load(self, client, chain, count, patience):
+    @rule(
+        client=CLIENTS, chain=CHAINS, count=st.integers(1, 12), patience=st.sampled_from([0, 5]),
+        layered=st.booleans(),
+    )  # fmt: skip
+    def load(self, client, chain, count, patience, layered=True):
         keys = keys_of(chain, count)
         before = self.cache.lookup(keys)
-        ticket = self.cache.load(self.now, client, keys, self.now + patience)
+        until = self.now + patience
+        ticket = self.cache.load(self.now, client, keys, until, layered=layered)
+        units = self.cache.units(client, ticket.lease)
+        assert ((units <= self.units) == (ticket.tier != MISS)).all()
+        assert (units[ticket.tier < 2] == self.units).all()
+        assert ((ticket.arena != MISS) == (ticket.tier != MISS)).all() or not layered
+        assert self.cache.units(client + 10, ticket.lease) is None
         self.tickets[ticket.lease] = (client, keys, ticket)
         if ticket.done:
             held = np.flatnonzero(ticket.tier != MISS)
@@ -251,11 +279,18 @@ class CacheMachine(PinRules, TenantRules, RuleBasedStateMachine):
         bad = []
         if lease in self.cache.book.leases:  # an expired lease may point anywhere
             for i in np.flatnonzero(ticket.tier != MISS):
-                copy = self.arenas[ticket.arena[i]][int(ticket.offset[i]) // PAGE].copy()
-                if checksum(copy) != int(ticket.checksum[i]):
+                slot = int(ticket.offset[i]) // self.slot
+                copy = self.arenas[ticket.arena[i]][slot : slot + 1].copy()
+                if self.form.checksum(copy[0, : self.page]) != int(ticket.checksum[i]):
                     bad.append(i)
                 else:
-                    assert (copy == content(keys[i])).all(), "wrong bytes were served"
+                    right = copy[0, : self.page] == self.content(keys[i])
+                    assert right.all(), "wrong bytes were served"
+                    if self.units > 1:  # nobody here writes over the sums alone
+                        first = np.zeros(1, dtype=np.uint32)
+                        sums = self.form.of_rows(copy, first)
+                        assert (self.form.left(copy, first) == sums).all()
+            assert (self.cache.units(client, lease)[ticket.tier != MISS] == self.units).all()
             self.cache.report_bad(self.now, client, lease, np.array(bad, dtype=np.uint32))
             rows = self.cache.book.leases[lease].rows
             for i in bad:  # not found again; a copy stored anew meanwhile may be
@@ -264,6 +299,16 @@ class CacheMachine(PinRules, TenantRules, RuleBasedStateMachine):
             assert self.cache.release(self.now, client, lease)
         assert not self.cache.release(self.now, client, lease)
         self.turn()
+
+    @rule(which=st.integers(0, 20))
+    def release_early(self, which):
+        """While pages of it are still on their way."""
+        under_way = [lease for lease, (_, _, ticket) in self.tickets.items() if not ticket.done]
+        if under_way:
+            lease = under_way[which % len(under_way)]
+            client, _, _ = self.tickets.pop(lease)
+            self.cache.release(self.now, client, lease)
+            self.turn()
 
     @rule(client=CLIENTS)
     def client_dies(self, client):
@@ -323,7 +368,7 @@ class CacheMachine(PinRules, TenantRules, RuleBasedStateMachine):
             cool_down_seconds=0.5,
             threshold_microseconds_per_mib=(threshold, threshold, threshold // 2),
             admitting=admitting, tighten_percent=min(90, demote), demote_percent=demote,
-            frozen=(FrozenPrefix("bot", frozen * PAGE),), quotas=self.behaviour.quotas,
+            frozen=(FrozenPrefix("bot", frozen * self.slot),), quotas=self.behaviour.quotas,
         )  # fmt: skip
         budgets = self.budgets(l0, l1, l2)
         failing = bool(self.io.write_faults or self.io.read_faults)
@@ -368,14 +413,14 @@ class CacheMachine(PinRules, TenantRules, RuleBasedStateMachine):
     def memory_is_scribbled_over(self, arena, slot):
         self.arenas[arena][slot, 7] ^= 0xFF
 
-    @rule(slot=st.integers(0, 15), where=st.sampled_from([8, 20, 5000]))
+    @rule(slot=st.integers(0, 15), where=st.sampled_from([8, 20, 110, 5000]))
     def drive_flips_bits(self, slot, where):
         for path in self.folder.glob("data0/kvtier/d/segment-*.kv"):
             with path.open("r+b") as file:
-                file.seek(slot * DISK + where)
+                file.seek(slot * self.disk + where)
                 byte = file.read(1)
                 if byte:
-                    file.seek(slot * DISK + where)
+                    file.seek(slot * self.disk + where)
                     file.write(bytes([byte[0] ^ 0xFF]))
 
     # -- what always holds --------------------------------------------------------------------
@@ -389,7 +434,7 @@ class CacheMachine(PinRules, TenantRules, RuleBasedStateMachine):
         l2 = self.core._l2
         if l2 is not None:
             assert l2.allocated_bytes <= max(l2.cap_bytes, self.shrinking())
-        assert self.cache.traffic.write_queue_bytes <= 12 * PAGE
+        assert self.cache.traffic.write_queue_bytes <= 12 * self.page
         for pool in self.cache.shelves.pools[:2]:
             assert pool.used + pool.free_count <= max(pool.limit, pool.used)
 
@@ -400,6 +445,7 @@ class CacheMachine(PinRules, TenantRules, RuleBasedStateMachine):
 
     def abandon(self) -> None:
         """After a step that failed: nothing is left in memory."""
+        self.patch.stop()
         self.core.close()
         shutil.rmtree(self.folder, ignore_errors=True)
 
@@ -424,19 +470,27 @@ class CacheMachine(PinRules, TenantRules, RuleBasedStateMachine):
             assert self.cache.traffic.in_flight == 0
             for tier in snapshot.tiers[:2]:
                 assert tier.used_bytes <= tier.capacity_bytes or tier.name == "hbm"
-                assert tier.pages * PAGE == tier.used_bytes
+                assert tier.pages * self.slot == tier.used_bytes
             # Every page that is still there can be had, and is right.
             self.core.reconfigure(self.now, self.behaviour, self.cache.budgets)
         finally:
+            self.patch.stop()
             self.core.close()
             shutil.rmtree(self.folder)
 
 
+class UnitsMachine(CacheMachine):
+    """With pages of several transfer units."""
+
+    units = UNITS
+
+
 def drive(seed: int, steps: int) -> Counter[str]:
     """The same calls from a seeded generator with the weights of a busy day: gets deeper into the
-    life of a cache than a search that restarts every few steps."""
+    life of a cache than a search that restarts every few steps. Of odd seeds pages have several
+    transfer units."""
     rng, others = random.Random(seed), random.Random(seed + 1_000_000)
-    machine = CacheMachine()
+    machine = UnitsMachine() if seed % 2 else CacheMachine()
     try:
         for _ in range(steps):
             step(machine, rng, others)
@@ -467,6 +521,8 @@ def step(machine: CacheMachine, rng: random.Random, others: random.Random) -> No
         machine.load(client, chain, count, rng.choice([0, 5]))
     elif action < 0.75:
         machine.read_and_release(rng.randint(0, 20))
+        if others.random() < 0.1:
+            machine.release_early(others.randint(0, 20))
     elif action < 0.85:
         machine.moves_finish([rng.randint(0, 50) for _ in range(6)])
     elif action < 0.90:

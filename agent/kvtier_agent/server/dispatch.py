@@ -153,8 +153,8 @@ class Dispatcher:
 
     @property
     def parked(self) -> int:
-        """Loads that wait for NVMe."""
-        return len(self._parked)
+        """Loads that wait for NVMe, those of layered ones that are waited for included."""
+        return len(self._parked) + self.layered.waiting
 
     # -- who is there ------------------------------------------------------------------------------
 

@@ -61,6 +61,8 @@ _COUNTERS = (
     ("kv_pressure_demoted", "Times that L0 rose above pressure.demotePercent", "demote_all"),
     ("kv_emergency_evictions", "DRAM pages dropped because NVMe could not keep up",
      "emergency_evicted"),
+    ("kv_early_units", "Transfer units told to layered loads before their page was complete",
+     "early_units"),
     ("kv_late_pages", "Pages that landed after the deadline of their load", "late_pages"),
     ("kv_failed_moves", "Pages whose copy between tiers failed", "failed_moves"),
     ("kv_expired_leases", "Leases taken back because nobody released them", "expired_leases"),

@@ -7,15 +7,16 @@ from collections import Counter
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import run_state_machine_as_test
-from soak.machine import CacheMachine, drive
+from soak.machine import CacheMachine, UnitsMachine, drive
 
 COMMON = {"deadline": None, "suppress_health_check": list(HealthCheck)}
 
 
 @pytest.mark.timeout(300)
-def test_random_calls_never_serve_a_wrong_byte_or_leak():
+@pytest.mark.parametrize("machine", [CacheMachine, UnitsMachine])
+def test_random_calls_never_serve_a_wrong_byte_or_leak(machine):
     run_state_machine_as_test(
-        CacheMachine, settings=settings(max_examples=15, stateful_step_count=40, **COMMON)
+        machine, settings=settings(max_examples=15, stateful_step_count=40, **COMMON)
     )
 
 
@@ -48,7 +49,8 @@ def test_more_long_lives_stay_right(seed):
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-def test_many_random_calls_never_serve_a_wrong_byte_or_leak():
+@pytest.mark.parametrize("machine", [CacheMachine, UnitsMachine])
+def test_many_random_calls_never_serve_a_wrong_byte_or_leak(machine):
     run_state_machine_as_test(
-        CacheMachine, settings=settings(max_examples=400, stateful_step_count=80, **COMMON)
+        machine, settings=settings(max_examples=400, stateful_step_count=80, **COMMON)
     )
