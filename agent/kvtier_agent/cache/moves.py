@@ -38,8 +38,8 @@ _OF_PAGES = frozenset(
 )
 
 
-LAYERED_PAGES = 64
-LAYERED_BYTES = 1 << 30
+LAYERED_PAGES = 128
+LAYERED_BYTES = 2 << 30
 """Of a layered move, at most (a single page may be larger): units come in order within a move, so
 it is as large as a load, but for what would keep others waiting too long."""
 

@@ -40,7 +40,8 @@ class Trays:
         self.memory = mmap.mmap(-1, TRAYS_BYTES)
         self._move_bytes = move_bytes
         self._lock = threading.Lock()
-        self._page_bytes = 0
+        self._cut_for = (0, 0)
+        """Bytes and units of a page."""
         self._pages = 0
         self._count = 0
         self._cut = 0
@@ -50,20 +51,16 @@ class Trays:
         """A tray for a batch of so many pages. `last`: the last ones may be taken too. None: there
         is none, or none is large enough."""
         with self._lock:
-            if geometry.page_bytes != self._page_bytes and len(self._free) == self._count:
+            if _shape(geometry) != self._cut_for and len(self._free) == self._count:
                 self._cut_up(geometry)
             kept = 0 if last else self._count // FOR_READS
-            if (
-                geometry.page_bytes != self._page_bytes
-                or pages > self._pages
-                or len(self._free) <= kept
-            ):
+            if _shape(geometry) != self._cut_for or pages > self._pages or len(self._free) <= kept:
                 return None
             return self._free.pop()
 
     def fit(self, geometry: Geometry, pages: int) -> bool:
         """Are they cut for such pages, and large enough for a batch of so many?"""
-        return geometry.page_bytes == self._page_bytes and pages <= self._pages
+        return _shape(geometry) == self._cut_for and pages <= self._pages
 
     def give(self, tray: Tray) -> None:
         """It is not needed any more."""
@@ -78,7 +75,7 @@ class Trays:
             self._pages = max(self._pages, layered_pages(geometry.page_bytes))
         size = self._pages * HEADER_BYTES
         self._count = min(MOST_TRAYS, TRAYS_BYTES // size)
-        self._page_bytes = geometry.page_bytes
+        self._cut_for = _shape(geometry)
         self._cut += 1
         self._free = [
             self._tray(i * size, geometry.payload_bytes) for i in reversed(range(self._count))
@@ -91,3 +88,7 @@ class Trays:
         columns["header_offset"][:] = offset + np.arange(self._pages) * HEADER_BYTES
         columns["header_length"][:] = HEADER_BYTES
         return Tray(HeaderBlock(self._pages, self.memory, offset), rows, self._cut)
+
+
+def _shape(geometry: Geometry) -> tuple[int, int]:
+    return geometry.page_bytes, geometry.units

@@ -90,7 +90,9 @@ def stand(
 ) -> Iterator[Stand]:
     assert (GEOMETRY.units, GEOMETRY.slot_bytes) == (4, SLOT)
     gate = GatedIO(rings=request.param)
-    agent = make_agent(l0=0, l1=24 * SLOT, l2=100 * SLOT, io=gate, cache={"max_pages": 1024})
+    agent = make_agent(
+        l0=0, l1=24 * SLOT, l2=100 * SLOT, io=gate, cache={"max_pages": 1024, "move_bytes": PAGE}
+    )
     client, pages = connect(agent.socket(), GEOMETRY), pages_of(7, N + 3, PAGE)
     one = Stand(agent, gate, client, pages)
     assert client.put(pages.keys, pages.bytes).stored == N + 3
