@@ -269,7 +269,8 @@ class Flights:
                 flight = self._flights[number]
                 if (done["result"][mine] != -errno.ECANCELED).any():  # to call back is no answer
                     drive.answered[flight.move.kind] = now
-                heard.append(flight)
+                if flight.move.layered:
+                    heard.append(flight)
                 if flight.ended(which[mine], done["result"][mine]):
                     # On a drive that is never idle, what it took since it ended the one before.
                     flight.seconds = now - max(flight.started, before)
