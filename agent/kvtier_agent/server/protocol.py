@@ -43,13 +43,7 @@ import msgspec
 
 from kvtier_agent.cache.geometry import MAX_UNITS, Geometry
 from kvtier_agent.cache.identity import KEY_BYTES
-from kvtier_agent.server.frames import (
-    MalformedError,
-    column,
-    common_version,
-    keys_of,
-    request_id,
-)
+from kvtier_agent.server.frames import MalformedError, column, common_version, keys_of, request_id
 
 PROTOCOL: Final = 3
 OLDEST_PROTOCOL: Final = 1
