@@ -1,4 +1,6 @@
-"""`python -m crash`: the full run. `--cuts N` simulated power cuts, `--kills N` real SIGKILLs."""
+"""`python -m crash`: the full run. `--cuts N` simulated power cuts, `--kills N` real SIGKILLs.
+
+Workloads send their pages by rings and by calls in turn."""
 
 from __future__ import annotations
 
@@ -45,7 +47,8 @@ def _cuts(cuts: int, seed: int) -> int:
             tempfile.TemporaryDirectory(prefix="kvtier-cut-", dir=SHM) as cut,
         ):
             (Path(cut) / "data0").mkdir()
-            cut_everywhere(record(Path(work), seed, 200), Path(cut), seed, tally)
+            trace = record(Path(work), seed, 200, rings=seed % 2 == 0)
+            cut_everywhere(trace, Path(cut), seed, tally)
         _say(f"seed {seed}: {tally.cuts} cuts, {time.monotonic() - begun:.0f} s")
         seed += 1
     return _report("power cuts", tally, tally.bad)

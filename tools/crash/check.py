@@ -19,6 +19,7 @@ from kvtier_agent.storage.l2 import L2
 from kvtier_agent.storage.segment import HEADER
 
 from crash.disk import CUTTABLE, Change, Cutter, RecordingIO
+from crash.rings import RecordingRings
 from crash.workload import (
     DOMAIN,
     GEOMETRY,
@@ -88,9 +89,9 @@ def folder_of(root: Path) -> Path:
     return root / "data0" / "kvtier" / DOMAIN
 
 
-def record(root: Path, seed: int, steps: int) -> list[Change]:
-    """The trace of one workload."""
-    io = RecordingIO(folder_of(root))
+def record(root: Path, seed: int, steps: int, *, rings: bool = False) -> list[Change]:
+    """The trace of one workload, whose pages go by rings or by calls."""
+    io = RecordingRings(folder_of(root), seed) if rings else RecordingIO(folder_of(root))
     Workload(root, io, seed, steps).run()
     return io.trace
 

@@ -4,6 +4,8 @@ Pages come and go, segments are used again, checkpoints are written, the tier sh
 durability changes, the agent ends in order or is killed and starts again. Each page's bytes follow
 from its key, so a wrong byte is known wherever it shows up.
 
+Pages go by rings where the recorder has them (`rings`), else by calls.
+
 Into the trace go notes: `Stored` when L2 has told the cache that pages are written, `Released`
 before they are given up, `Settings` when cap and durability change.
 """
@@ -25,6 +27,7 @@ from kvtier_agent.cache.settings import Behaviour, Budgets, CacheSettings, Durab
 from kvtier_agent.storage.core import Core, CoreSettings
 
 from crash.disk import Change, RecordingIO
+from crash.rings import RecordingRings, RingMover
 
 PAGE = 4096
 GEOMETRY = Geometry.of_page_bytes(PAGE, 16)
@@ -160,6 +163,7 @@ class Workload:
 
     def _kill(self) -> None:
         """The process is gone; what it wrote is with the kernel."""
+        self.core._mover.close()
         for volume in self.core.nvme.volumes.values():
             volume.close()
         l2 = self.core.nvme.l2
@@ -178,6 +182,8 @@ class Workload:
         for name in ("data0", "arena"):
             (self.root / name).mkdir(exist_ok=True)
         self.core = core = Core(core_settings(self.root), io=self.io)
+        if isinstance(self.io, RecordingRings):
+            core._mover = RingMover(core)
         before = self.recorded
         submit = core._mover.submit
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from crash.check import Tally, cut_everywhere, empty_folder, folder_of, record, start
 from crash.disk import Change, Cutter, RecordingIO
+from crash.rings import RecordingRings
 from crash.workload import Settings, Workload
 from kvtier_agent.storage.fileio import FileIO
 
@@ -18,25 +19,45 @@ def cut(tmp_path: Path) -> Path:
     return tmp_path / "cut"
 
 
-def work(tmp_path: Path, seed: int, steps: int = 120) -> list[Change]:
+def work(tmp_path: Path, seed: int, steps: int = 120, *, rings: bool = False) -> list[Change]:
     (tmp_path / "work").mkdir()
-    return record(tmp_path / "work", seed, steps)
+    return record(tmp_path / "work", seed, steps, rings=rings)
 
 
-@pytest.mark.parametrize("seed", [1, 6, 13, 17])
-def test_a_cut_anywhere_breaks_no_promise(tmp_path: Path, cut: Path, seed: int) -> None:
+@pytest.mark.parametrize(
+    ("seed", "rings"),
+    [
+        (1, False), (6, True), (13, True), (17, False),
+        pytest.param(1, True, marks=pytest.mark.slow),
+        pytest.param(13, False, marks=pytest.mark.slow),
+    ],
+)  # fmt: skip
+def test_a_cut_anywhere_breaks_no_promise(
+    tmp_path: Path, cut: Path, seed: int, rings: bool
+) -> None:
     tally = Tally()
-    cut_everywhere(work(tmp_path, seed), cut, seed, tally, every=10)
+    cut_everywhere(work(tmp_path, seed, rings=rings), cut, seed, tally, every=10)
     assert tally.problems == []
     assert tally.bad == 0
     assert tally.cuts > 30
     assert tally.pages_right > 300
 
 
-def test_pages_that_never_landed_are_told_from_bad_ones(tmp_path: Path, cut: Path) -> None:
+def test_pages_that_go_by_rings_do(tmp_path: Path) -> None:
+    io = RecordingRings(folder_of(tmp_path), seed=1)
+    workload = Workload(tmp_path, io, seed=1, steps=40)
+    workload.run()
+    assert io.transfers > 50
+
+
+@pytest.mark.parametrize("rings", [pytest.param(False, marks=pytest.mark.slow), True])
+def test_pages_that_never_landed_are_told_from_bad_ones(
+    tmp_path: Path, cut: Path, rings: bool
+) -> None:
     """Under `async` a cut leaves many; each is judged by what lies in its slot."""
     tally = Tally()
-    cut_everywhere(work(tmp_path, 5, steps=60), cut, 5, tally, every=6, again=0.0)
+    trace = work(tmp_path, 5, steps=60, rings=rings)
+    cut_everywhere(trace, cut, 5, tally, every=6, again=0.0)
     assert tally.problems == []
     assert tally.unwritten > 20
     assert tally.misjudged == 0
@@ -80,10 +101,19 @@ def without(trace: list[Change], what: str) -> list[Change]:
     return [change for change in trace if change.what != what]
 
 
-@pytest.mark.parametrize("what", ["flush", "folder"])
-def test_the_simulator_notices_what_is_not_flushed(tmp_path: Path, cut: Path, what: str) -> None:
+@pytest.mark.parametrize(
+    ("what", "rings"),
+    [
+        ("flush", True), ("folder", False),
+        pytest.param("flush", False, marks=pytest.mark.slow),
+    ],
+)  # fmt: skip
+def test_the_simulator_notices_what_is_not_flushed(
+    tmp_path: Path, cut: Path, what: str, rings: bool
+) -> None:
     tally = Tally()
-    cut_everywhere(without(work(tmp_path, 6), what), cut, 6, tally, every=20, again=0.0)
+    trace = without(work(tmp_path, 6, rings=rings), what)
+    cut_everywhere(trace, cut, 6, tally, every=20, again=0.0)
     assert tally.promises_broken > 0
     assert tally.wrong_bytes == tally.starts_failed == tally.cap_broken == 0
 
