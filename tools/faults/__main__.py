@@ -12,8 +12,10 @@ from pathlib import Path
 import structlog
 from kvtier_agent.replay.sessions import SessionSettings, SessionTraffic
 from kvtier_agent.replay.trace import Trace, read_trace
+from ring_faults import why_no_ring
 
-from faults.drive import Chances
+from faults.drive import Chances, FailingDrive
+from faults.rings import FailingRings
 from faults.run import WHOLE, run
 
 
@@ -27,6 +29,7 @@ def main() -> int:
     parser.add_argument("--most-slow", type=int, default=4, help="slow calls at most (4)")
     parser.add_argument("--least", type=int, default=200, help="faults; replayed until then (200)")
     parser.add_argument("--folder", type=Path, help="a real file system for the volume (/tmp)")
+    parser.add_argument("--calls", action="store_true", help="no io_uring (used where there is)")
     options = parser.parse_args()
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
     if options.trace is None:
@@ -38,7 +41,8 @@ def main() -> int:
         fault=options.fault, slow_seconds=options.slow_seconds, most_slow=options.most_slow
     )
     with tempfile.TemporaryDirectory(prefix="kvt-", dir=options.folder) as folder:
-        seen = run(trace, Path(folder), options.seed, chances, WHOLE, options.least)
+        kind = FailingDrive if options.calls or why_no_ring() else FailingRings
+        seen = run(trace, Path(folder), options.seed, chances, WHOLE, options.least, kind)
     kinds: Counter[str] = Counter()
     for (_, fault), count in seen.injected.items():
         kinds[fault] += count
@@ -48,6 +52,7 @@ def main() -> int:
     print(
         f"{requests} requests, {seconds:.0f} s, hits l0 {hits[0]}, l1 {hits[1]}, l2 {hits[2]},"
         f" misses {hits[3]};"
+        f" pages by {'rings' if kind is FailingRings else 'calls'}, {seen.late} transfers late;"
         f" {sum(kinds.values())} faults: " + ", ".join(f"{n} {k}" for k, n in sorted(kinds.items()))
     )
     problems = seen.problems()

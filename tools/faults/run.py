@@ -52,6 +52,8 @@ class Seen:
     injected: dict[tuple[str, str], int]
     counted: dict[tuple[str, str], int]
     counters: dict[str, int]
+    late: int
+    """Transfers of rings that were slow."""
     leaks: list[str]
 
     @property
@@ -124,7 +126,8 @@ def run(
         after = replay(some, agent.socket(), plan, _Quiet())
         return Seen(
             during, after, dict(drive.injected), dict(agent.core.io_faults()),
-            agent.call(agent.core.cache.counters.as_dict), _leaks(agent),
+            agent.call(agent.core.cache.counters.as_dict), getattr(drive, "late", 0),
+            _leaks(agent),
         )  # fmt: skip
     finally:
         drive.failing = False

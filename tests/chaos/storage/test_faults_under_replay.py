@@ -64,16 +64,19 @@ def test_a_drive_that_fails_costs_misses_and_nothing_else(
     assert kinds(seen) == EVERY_KIND
     assert seen.hits_l2 > 0, "nothing came back from the drive"
     assert seen.after.whole.l2 > 0
+    assert (seen.late > 0) == (kind is FailingRings)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1500)
-@pytest.mark.parametrize("recorded", [True, False], ids=["recorded", "generated"])
+@pytest.mark.parametrize("recorded", [True, False], ids=["recorded-rings", "generated-calls"])
 def test_a_whole_trace_over_a_drive_that_fails(folder: Path, recorded: bool) -> None:
     if recorded and not RECORDED.exists():
         pytest.skip(f"no recorded trace at {RECORDED.name}; the generated one runs")
     trace = read_trace(RECORDED, limit=3000) if recorded else generated(2000, seed=9)
     chances = Chances(fault=0.05, slow_seconds=30.0, most_slow=3)
-    seen = run(trace, folder, 5, chances, WHOLE, least_faults=100, every=EVERY_KIND)
+    kind = FailingRings if recorded and not why_no_ring() else FailingDrive
+    seen = run(trace, folder, 5, chances, WHOLE, least_faults=100, kind=kind, every=EVERY_KIND)
     assert seen.problems() == []
+    assert (seen.late > 0) == (kind is FailingRings)
     assert kinds(seen) == EVERY_KIND
