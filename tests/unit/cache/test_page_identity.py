@@ -103,7 +103,9 @@ def test_bytes_per_token_of_llama_3_70b():
     assert whole.bytes_per_token == 320 * 1024
     rank = Geometry(layers=80, kv_heads=8, head_size=128, dtype_bytes=2, page_tokens=256, tp=4)
     assert rank.bytes_per_token == 80 * 1024
-    assert rank.slot_bytes == rank.page_bytes == 256 * 80 * 1024
+    assert rank.page_bytes == 256 * 80 * 1024
+    assert rank.units == 20
+    assert rank.slot_bytes == rank.page_bytes + 4096, "a block with the sums of the units"
 
 
 def test_slots_are_rounded_up_to_4096():
