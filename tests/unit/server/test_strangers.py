@@ -257,7 +257,8 @@ def test_a_hundred_thousand_messages_of_garbage(
     requests: list[p.Request] = [
         p.Hello(1, 1, 1, 1, 1, INFO), p.Lookup(1), p.Reserve(1), p.Commit(1, boot),
         p.Abort(0, boot), p.Load(1, 1), p.Release(0, boot, 3), p.Pin(1, boot), p.Unpin(0, boot),
-        p.Delete(1, boot), p.Stats(1), p.Ping(1),
+        p.Delete(1, boot), p.Stats(1), p.Ping(1), p.Await(1, boot, 3, 2),
+        p.Load(1, 1, layered=True),
     ]  # fmt: skip
     # All there are but the one after which the known client would be a stranger.
     assert {type(m) for m in requests} == set(p.Request.__subclasses__()) - {p.Bye}
