@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import importlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
@@ -150,6 +150,7 @@ class FakeEngine:
     module: Any
     config: Any
     weights: str = "w"
+    forward: Callable[[], None] = lambda: None
     served: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
@@ -201,7 +202,8 @@ class FakeEngine:
             scheduled(request.request_id, blocks, computed, len(tokens) - computed)
         )
         self.worker.bind_connector_metadata(plan)
-        self.worker.start_load_kv(None)
+        if plan.loads:
+            self.worker.start_load_kv(None)
         bad = self.worker.get_block_ids_with_load_errors()
         stale = 0
         for number, (block, digest) in enumerate(zip(blocks, request.block_hashes, strict=False)):
@@ -210,6 +212,9 @@ class FakeEngine:
                 self._fill(block, right)
             else:
                 stale += self._read(block) != self._expanded(right)
+        self.forward()
+        if not plan.loads:
+            self.worker.start_load_kv(None)  # as vLLM does it
         self.worker.wait_for_save()
         self.scheduler.update_connector_output(SimpleNamespace(invalid_block_ids=bad))
         self.scheduler.request_finished(request, blocks)

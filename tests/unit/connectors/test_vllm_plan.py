@@ -54,6 +54,7 @@ def test_only_blocks_past_the_local_hit_are_written() -> None:
     assert load.block_ids == (102, 103, 104, 105)
     assert len(load.keys) == 2
     assert save is None, "what came from the cache does not go back"
+    assert made.step("r", 28) == (None, None), "nor with the next step"
 
 
 def test_vllm_may_ask_again_before_it_allocates() -> None:

@@ -213,6 +213,12 @@ class KvtierConnector(KVConnectorBase_V1):  # type: ignore[misc]
         self._copier = BlockCopier(self._layout, kv_caches, self._num_blocks)
         self._transfer = PageTransfer(self._client, self._copier, self._layout, self._settings)
 
+    def bind_connector_metadata(self, connector_metadata: KVConnectorMetadata) -> None:
+        """A step begins. (vLLM calls `start_load_kv` after the forward pass where nothing is to be
+        loaded, so that is no beginning.)"""
+        super().bind_connector_metadata(connector_metadata)
+        self._speed.begin(time.monotonic())
+
     def start_load_kv(self, forward_context: ForwardContext, **kwargs: Any) -> None:
         plan = self._plan()
         until = time.monotonic() + self._settings.step_timeout_seconds
@@ -222,7 +228,8 @@ class KvtierConnector(KVConnectorBase_V1):  # type: ignore[misc]
             if bad:
                 self._guard.failed(plan.step)
                 self._bad_blocks.update(bad)
-        self._speed.begin(time.monotonic())
+        if plan.loads:
+            self._speed.begin(time.monotonic())  # anew: waiting for pages is no computing
 
     def wait_for_layer_load(self, layer_name: str) -> None:
         """Loads are complete before the forward pass begins."""

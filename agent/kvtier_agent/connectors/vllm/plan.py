@@ -229,6 +229,7 @@ class RequestPlanner:
         first = request.saved_pages
         if load is not None:  # what came from the cache need not go back there
             first = max(first, load.first_page + len(load.keys))
+            request.saved_pages = first
         if len(keys) <= first:
             return load, None
         request.saved_pages = len(keys)
