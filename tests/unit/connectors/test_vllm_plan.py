@@ -3,7 +3,7 @@
 import hashlib
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from kvtier_agent.connectors.vllm.plan import RequestPlanner, SaveGuard
 
@@ -141,6 +141,7 @@ def test_a_load_is_planned_once() -> None:
     assert made.step("r", 21)[0] is None
 
 
+@settings(deadline=None)
 @given(
     steps=st.lists(st.integers(1, 9), min_size=1, max_size=20),
     page_blocks=st.integers(1, 4),
