@@ -40,10 +40,10 @@ TURN_SECONDS: Final = 0.5
 RETRY_SECONDS: Final = 5.0
 """Between two tries of a refused revision, and between two looks at the facts; by default."""
 DRIFT_PERCENT: Final = 5
-STUCK_SECONDS: Final = 300.0
-"""A turn may take so long without a sign of life. Memory for large arenas is had in steps, each a
-sign of life; what has none is finding the pages on large drives again, a minute, and a drive that
-answers slowly."""
+STUCK_SECONDS: Final = 30.0
+"""A turn may take so long without a sign of life. Memory for large arenas is had in steps, and
+pages on large drives are found again piece by piece and file by file, each a sign of life; what has
+none is a call to a drive, which is waited for a third of this at most."""
 
 Said = tuple[Desired, Problem | None, int]
 """What is wanted, what was wrong with the newest word about it, its generation."""

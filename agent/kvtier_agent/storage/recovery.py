@@ -103,8 +103,9 @@ def recover(
     clock: Callable[[], float] = time.time,
 ) -> Found:
     """Find what is there (or sweep it), before the first write. `live` is called with the bytes of
-    journal read at a time. `given_up`: names of volumes on which what cannot be read counts as not
-    being there. `clock`: seconds since the epoch. Raises VolumeError; nothing is left open then."""
+    journal read at a time, and with 0 for each file. `given_up`: names of volumes on which what
+    cannot be read counts as not being there. `clock`: seconds since the epoch. Raises VolumeError;
+    nothing is left open then."""
     try:
         return _recover(l2, live, given_up, clock)
     except BaseException:
@@ -143,7 +144,7 @@ def _recover(l2: L2, live: Live, given_up: Collection[str], clock: Callable[[], 
             l2.journals.generations[number] = max(known, generation)
     for volume, contents, _ in read:
         mine = {number for number, (_, name) in owners.items() if name == volume.name}
-        _clear(volume, mine, contents, l2, given_up)
+        _clear(volume, mine, contents, l2, given_up, live)
         # A journal that came back after a power cut would speak of segments that were begun anew
         # meanwhile, under numbers that start over with the journal.
         _make_last(volume, needed=bool(contents.reason))
@@ -282,7 +283,12 @@ def _read(
 
 
 def _clear(
-    volume: Volume, segments: set[int], contents: Contents, l2: L2, given_up: Collection[str]
+    volume: Volume,
+    segments: set[int],
+    contents: Contents,
+    l2: L2,
+    given_up: Collection[str],
+    live: Live,
 ) -> None:
     """Open these segments and remove every file that is none of them nor of the journal. Raises
     VolumeError."""
@@ -292,6 +298,7 @@ def _clear(
     except OSError as error:
         raise unreadable(volume, str(volume.folder), error) from error
     for name in names:
+        live(0)
         match = _SEGMENT_NAME.fullmatch(name)
         if name in (LOCK_NAME, MANIFEST_NAME) or name in journal:
             continue

@@ -19,7 +19,9 @@ import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import kvtier_agent
 import numpy as np
@@ -27,10 +29,13 @@ import pytest
 import yaml
 from kvtier_agent.cache.geometry import Geometry
 from kvtier_agent.cache.identity import chain_keys
+from kvtier_agent.node import control
 from kvtier_agent.node.main import Agent
 from kvtier_agent.node.places import arena_folder
 from kvtier_agent.server.client import Client
 from kvtier_agent.settings import AgentSettings
+from kvtier_agent.storage import checkpoint, mover
+from kvtier_agent.storage.mover import Mover
 from kvtier_agent.supervise import STUCK_SECONDS, Supervisor
 from kvtier_cli.options import read_settings
 
@@ -246,6 +251,85 @@ def test_a_loop_that_stands_still_is_stuck_by_name_until_it_goes_on(here: Here) 
             assert line.startswith(f"{name}: stuck: no sign of life for ")
         here.supervisor.revive(name)
         until(lambda: here.get("/healthz") == (200, "ok\n"), "health is green again")
+
+
+@contextmanager
+def in_a_turn(here: Here, gate: threading.Event) -> Iterator[tuple[str, threading.Event]]:
+    """The control's turn does not end before the gate opens."""
+    its, inside = here.agent.control, threading.Event()
+    assert its is not None
+
+    def turn(now: float) -> None:
+        inside.set()
+        gate.wait()
+
+    with mock.patch.object(its, "turn", turn):
+        yield "control", inside
+
+
+@contextmanager
+def in_a_batch(here: Here, gate: threading.Event) -> Iterator[tuple[str, threading.Event]]:
+    """Neither does what a mover's thread is at."""
+    (core,) = here.agent._cores.values()
+    assert isinstance(core._mover, Mover)
+    inside, who = threading.Event(), []
+
+    def batch() -> None:
+        who.append(threading.current_thread().name)
+        inside.set()
+        gate.wait()
+
+    core._mover.later(batch, waits=True)
+    assert inside.wait(PATIENCE_SECONDS)
+    yield who[0], inside
+
+
+@contextmanager
+def in_a_checkpoint(here: Here, gate: threading.Event) -> Iterator[tuple[str, threading.Event]]:
+    """Nor a checkpoint that is due."""
+    (core,) = here.agent._cores.values()
+    inside = threading.Event()
+    due = SimpleNamespace(due=True, failed=False, folder=Path("due"), gone=False)
+
+    def write(*_: Any, **__: Any) -> None:
+        due.due = False
+        inside.set()
+        gate.wait()
+
+    with (
+        mock.patch.object(checkpoint, "write_checkpoint", write),
+        mock.patch.object(core.nvme._checkpoints, "_journals", return_value=[due]),
+    ):
+        yield "journal-default", inside
+
+
+HANGS = {
+    "a turn": (in_a_turn, control.STUCK_SECONDS),
+    "a batch": (in_a_batch, mover.STUCK_SECONDS),
+    "a checkpoint": (in_a_checkpoint, mover.STUCK_SECONDS),
+}
+"""Inside what a loop may hang, and after how long without a sign of life health is red."""
+
+
+@pytest.mark.parametrize("what", HANGS)
+def test_a_loop_that_hangs_inside_its_work_is_stuck_after_what_it_is_allowed(
+    alone: Here, what: str
+) -> None:
+    hang, bound = HANGS[what]
+    assert bound <= 30.0
+    gate = threading.Event()
+    try:
+        with hang(alone, gate) as (name, inside):
+            assert inside.wait(PATIENCE_SECONDS), "the work never began"
+            alone.clock.ahead += bound / 2  # others beat again in a moment
+            until(lambda: alone.get("/healthz") == (200, "ok\n"), "it may take so long")
+            alone.clock.ahead += bound / 2 + 0.1
+            line = until(lambda: alone.health(name), f"health is red for {name}")
+            assert line.startswith(f"{name}: stuck: no sign of life for ")
+            gate.set()
+            until(lambda: alone.get("/healthz") == (200, "ok\n"), "health is green again")
+    finally:
+        gate.set()
 
 
 def test_a_killed_loop_comes_back_by_itself(here: Here) -> None:
