@@ -132,9 +132,9 @@ def main() -> None:
     folder = Path(settings.pop("folder"))
     throttle = settings.pop("throttle", None)
     if throttle:
-        from storm.throttle import ThrottledIO
+        from storm.throttle import throttled
 
-        settings["io"] = ThrottledIO(throttle)
+        settings["io"] = throttled(throttle)
     agent = SmallAgent(folder, **settings)
     signals = Signals((signal.SIGTERM,))
     print(json.dumps({"pid": os.getpid(), "port": agent.http.address[1]}), flush=True)

@@ -9,6 +9,8 @@ import tempfile
 from dataclasses import replace
 from pathlib import Path
 
+from ring_faults import why_no_ring
+
 from storm.run import Weather, storm
 
 
@@ -26,11 +28,14 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="kvt-", dir=options.folder) as folder:
         seen = storm(Path(folder), weather)
     idle, during = seen.p99s
+    way = "calls" if why_no_ring() else "rings"
     print(
-        f"load average {load:.2f}; {seen.counters['committed']} pages stored,"
+        f"load average {load:.2f}; pages go by {way}; {seen.times:.2f} times what the drive takes"
+        f" was sent, {seen.counters['committed']} pages stored,"
         f" {seen.written_bytes / 1e9:.1f} GB to NVMe, {seen.evicted} evicted"
         f" ({seen.counters['emergency_evicted']} at once); DRAM at most {max(seen.dram):.1%} of its"
-        f" limit; lookup p99 idle {1000 * idle:.2f} ms, in the storm {1000 * during:.2f} ms"
+        f" limit, its own memory {min(seen.own) >> 20} to {max(seen.own) >> 20} MiB;"
+        f" lookup p99 idle {1000 * idle:.2f} ms, in the storm {1000 * during:.2f} ms"
     )
     if during >= 10 * idle:
         seen.problems.append(f"lookups took {during / idle:.1f} times as long as idle")

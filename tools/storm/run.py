@@ -27,6 +27,10 @@ KEYS = 256
 LOOK_EVERY_SECONDS = 0.01
 SCRAPE_EVERY_SECONDS = 1.0
 REST_SECONDS = 120.0
+LEAST_TIMES = 3.5
+"""What the drive takes that the writers have to get rid of, where they were asked for more."""
+MOST_OWN_BYTES = 64 * MIB
+"""By which the agent's own memory may grow in a storm, beside its tiers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,12 +50,16 @@ class Weather:
 @dataclass(slots=True)
 class Storm:
     """What was seen. `idle`, `during`: seconds of each lookup. `evictions`: kv_evictions_total by
-    layer at each scrape, one a second. `over`: scrapes with DRAM above its limit, as used/limit."""
+    layer at each scrape, one a second. Each scrape as well: `dram`, the memory behind the arena of
+    L1 as a part of the tier's size, by what the kernel says of the file; `own`, bytes of memory
+    that belong to the agent's process alone. `times`: what was sent, in drives."""
 
     idle: list[float] = field(default_factory=list)
     during: list[float] = field(default_factory=list)
     evictions: list[dict[str, float]] = field(default_factory=list)
     dram: list[float] = field(default_factory=list)
+    own: list[int] = field(default_factory=list)
+    times: float = 0.0
     counters: dict[str, int] = field(default_factory=dict)
     pages: int = 0
     problems: list[str] = field(default_factory=list)
@@ -75,6 +83,7 @@ def storm(folder: Path, weather: Weather) -> Storm:
     seen = Storm()
     with ExitStack() as stack:
         agent, port = _agent(stack, folder, weather)
+        watched = _Watched(port, agent.pid, folder, weather)
         socket = folder / "run" / "default.sock"
         geometry = Geometry.of_page_bytes(weather.page_bytes, 16)
         client = stack.enter_context(
@@ -86,16 +95,23 @@ def storm(folder: Path, weather: Weather) -> Storm:
         client.put(
             keys[: min(KEYS, weather.l0 // weather.page_bytes // 2)], lambda i, to: _fill(to, page)
         )
-        _watch(client, keys, port, seen, seen.idle, min(10.0, weather.seconds / 3))
+        _watch(client, keys, watched, seen, seen.idle, min(10.0, weather.seconds / 3))
+        calm = len(seen.own)
         with ExitStack() as writers:
             for seed in range(weather.writers):
                 _writer(writers, socket, weather, seed + 1)
             begin = client.stats()["counters"]
-            _watch(client, keys, port, seen, seen.during, weather.seconds)
+            since = time.monotonic()
+            _watch(client, keys, watched, seen, seen.during, weather.seconds)
+            seconds = time.monotonic() - since
             seen.counters = client.stats()["counters"]
             sent = seen.counters["offered"] - begin["offered"]
-            if sent * weather.page_bytes < weather.drive * weather.seconds:
-                seen.problems.append(f"writers got rid of {sent} pages only: that was no storm")
+            seen.times = sent * weather.page_bytes / weather.drive / seconds
+            if seen.times < min(LEAST_TIMES, 0.9 * weather.times):
+                seen.problems.append(
+                    f"writers got rid of {seen.times:.2f} times what the drive takes, not of"
+                    f" {weather.times:g}: that was no storm"
+                )
         stats = _at_rest(client)
         seen.counters, seen.pages = stats["counters"], stats["pages"]
         agent.terminate()
@@ -106,6 +122,9 @@ def storm(folder: Path, weather: Weather) -> Storm:
         seen.problems.append(f"{missing} pages went away and no eviction counts them")
     if max(seen.dram) > 1:
         seen.problems.append(f"DRAM was at {max(seen.dram):.1%} of its limit")
+    grown = max(seen.own[calm:]) - max(seen.own[:calm])
+    if grown > MOST_OWN_BYTES:
+        seen.problems.append(f"the agent itself took {grown / MIB:.0f} MiB more than when idle")
     return seen
 
 
@@ -144,8 +163,36 @@ def _writer(stack: ExitStack, socket: Path, weather: Weather, seed: int) -> None
     assert process.stdout.readline(), "a writer did not start"
 
 
+@dataclass(frozen=True, slots=True)
+class _Watched:
+    """The agent: its HTTP port, its process, where its folder is."""
+
+    port: int
+    pid: int
+    folder: Path
+    weather: Weather
+
+    def dram(self) -> float:
+        """Of the tier's size, what lies behind the arena."""
+        name = f"kvtier-test-{self.pid}-{self.folder.name}-default"
+        blocks = (small_agent.SHM / name / "default.l1").stat().st_blocks
+        return blocks * 512 / self.weather.l1
+
+    def own(self) -> int:
+        """Bytes of anonymous memory: no arena, no table, no file."""
+        for line in Path(f"/proc/{self.pid}/status").read_text().splitlines():
+            if line.startswith("RssAnon:"):
+                return int(line.split()[1]) * 1024
+        raise AssertionError("the kernel does not say RssAnon")
+
+
 def _watch(
-    client: Client, keys: np.ndarray, port: int, seen: Storm, times: list[float], seconds: float
+    client: Client,
+    keys: np.ndarray,
+    watched: _Watched,
+    seen: Storm,
+    times: list[float],
+    seconds: float,
 ) -> None:
     begin = time.monotonic()
     next_scrape = begin
@@ -155,12 +202,14 @@ def _watch(
         times.append(time.perf_counter() - start)
         if now >= next_scrape:
             next_scrape += SCRAPE_EVERY_SECONDS
-            _scrape(port, seen)
+            _scrape(watched, seen)
         time.sleep(LOOK_EVERY_SECONDS)
 
 
-def _scrape(port: int, seen: Storm) -> None:
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30) as answer:
+def _scrape(watched: _Watched, seen: Storm) -> None:
+    seen.dram.append(watched.dram())
+    seen.own.append(watched.own())
+    with urllib.request.urlopen(f"http://127.0.0.1:{watched.port}/metrics", timeout=30) as answer:
         text = answer.read().decode()
     found: dict[tuple[str, str], float] = {}
     for family in text_string_to_metric_families(text):
@@ -169,8 +218,8 @@ def _scrape(port: int, seen: Storm) -> None:
                 found[sample.name, sample.labels["layer"]] = sample.value
     seen.evictions.append({n: found["kv_evictions_total", n] for n in ("0", "1", "2")})
     used, limit = (found[f"kv_tier_{what}_bytes", "1"] for what in ("used", "capacity"))
-    if limit:  # the first snapshot may be of a time before the first engine
-        seen.dram.append(used / limit)
+    if used > limit:
+        seen.problems.append(f"the gauge has {used:.0f} bytes of DRAM in use, of {limit:.0f}")
 
 
 def _at_rest(client: Client) -> dict[str, Any]:

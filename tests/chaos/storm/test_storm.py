@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import yaml
 from controlplane import tool_path
-from storm.run import MIB, Storm, Weather, storm
+from storm.run import LEAST_TIMES, MIB, Storm, Weather, storm
 
 CHART = Path(__file__).parents[3] / "charts" / "kvtier"
 ALERT = "KVTierEvictionRateHigh"
@@ -92,8 +92,8 @@ def is_true(expression: str, seen: Storm, folder: Path) -> bool:
 @pytest.mark.timeout(300)
 def test_a_small_storm(folder: Path, expression: str, tmp_path: Path) -> None:
     weather = Weather(
-        drive=8e6, seconds=12, page_bytes=16384, writers=1, l0=MIB, l1=4 * MIB, l2=64 * MIB
-    )
+        drive=4e6, times=6, seconds=12, page_bytes=16384, writers=1, l0=MIB, l1=4 * MIB, l2=64 * MIB
+    )  # fmt: skip
     seen = storm(folder, weather)
     assert seen.problems == []
     assert seen.counters["emergency_evicted"] > 0
@@ -107,6 +107,10 @@ def test_a_small_storm(folder: Path, expression: str, tmp_path: Path) -> None:
 @pytest.mark.timeout(900)
 def test_a_storm_of_a_minute(folder: Path, expression: str, tmp_path: Path) -> None:
     seen = storm(folder, Weather())
+    if seen.times < LEAST_TIMES:  # once more: writers share the processors with others
+        shutil.rmtree(folder)
+        folder.mkdir()
+        seen = storm(folder, Weather())
     idle, during = seen.p99s
     print(f"lookup p99 idle {1000 * idle:.2f} ms, in the storm {1000 * during:.2f} ms")
     assert seen.problems == []
