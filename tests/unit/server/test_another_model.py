@@ -100,7 +100,7 @@ def left_on_nvme(start_agent: Make, connect: Make, until: Until) -> tuple[np.nda
     client = connect(process.socket(), SMALL)
     assert until(lambda: client.connected)
     rng = np.random.default_rng(9)
-    chains = rng.integers(0, 256, (100, 8, 16), dtype=np.uint8)
+    chains = rng.integers(0, 256, (150, 8, 16), dtype=np.uint8)  # twice what memory holds
     for keys in chains:
         client.put(keys, rng.integers(0, 256, (8, SMALL.page_bytes), dtype=np.uint8))
         with client.load(keys, deadline_milliseconds=2000):
