@@ -349,7 +349,7 @@ def test_a_frozen_prefix_that_does_not_fit_is_named_with_what_to_write(
     prefixes = [{"name": "bot", "maxSize": "2Gi"}, {"name": "tools", "maxSize": "12Gi"}]
     spec = revision(frozenPrefixes=prefixes)
     assert plan(spec, facts()).clamps == ()
-    budgets = plan(spec, facts(device=Device("cuda", 1, 50 * GI)))  # L0 is a fifth of it
+    budgets = plan(spec, facts(device=Device("cuda", (50 * GI,))))  # L0 is a fifth of it
     (clamp,) = budgets.clamps
     assert clamp.reason is Reason.FrozenTooLarge
     assert str(clamp) == (
