@@ -116,6 +116,8 @@ class CacheMachine(PinRules, TenantRules, RuleBasedStateMachine):
     keys_of = staticmethod(keys_of)
     units = 1
     """Transfer units of a page."""
+    early: random.Random
+    """What `drive` draws of leases that are given back before they are done."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -491,6 +493,7 @@ def drive(seed: int, steps: int) -> Counter[str]:
     transfer units."""
     rng, others = random.Random(seed), random.Random(seed + 1_000_000)
     machine = UnitsMachine() if seed % 2 else CacheMachine()
+    machine.early = random.Random(seed + 2_000_000)
     try:
         for _ in range(steps):
             step(machine, rng, others)
@@ -521,8 +524,8 @@ def step(machine: CacheMachine, rng: random.Random, others: random.Random) -> No
         machine.load(client, chain, count, rng.choice([0, 5]))
     elif action < 0.75:
         machine.read_and_release(rng.randint(0, 20))
-        if others.random() < 0.1:
-            machine.release_early(others.randint(0, 20))
+        if machine.early.random() < 0.1:
+            machine.release_early(machine.early.randint(0, 20))
     elif action < 0.85:
         machine.moves_finish([rng.randint(0, 50) for _ in range(6)])
     elif action < 0.90:
