@@ -13,6 +13,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 import structlog
+from kvtier_agent.storage.volume import filesystem_of
 
 from crash.check import Tally, cut_everywhere, record
 from crash.kills import KillTally, kill_run
@@ -25,8 +26,13 @@ def main() -> int:
     parser.add_argument("--cuts", type=int, default=10_000, help="power cuts, at least (10000)")
     parser.add_argument("--kills", type=int, default=200, help="SIGKILLs of an agent (200)")
     parser.add_argument("--seed", type=int, default=1, help="of all chance (1)")
-    parser.add_argument("--folder", type=Path, help="a real file system for the kills")
+    parser.add_argument("--folder", type=Path, help="a real file system for the kills (/tmp)")
     options = parser.parse_args()
+    folder = options.folder or Path(tempfile.gettempdir())
+    if options.kills and (kind := filesystem_of(folder)[1]) in ("tmpfs", "ramfs"):
+        parser.error(
+            f"{folder} is memory ({kind}), which shows nothing: name a --folder on a drive"
+        )
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
     bad = 0
     if options.cuts:

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import os
 import platform
+import subprocess
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Final
 
 from kvtier_agent import native
+from kvtier_agent.bench import fio
 
 _PACKAGES: Final = ("kvtier", "numpy", "pyzmq", "msgspec", "xxhash")
 _TICKS: Final = os.sysconf("SC_CLK_TCK")
 
 
 def versions() -> dict[str, str]:
-    """Of this package, of what the request path runs on, and of Python and the kernel."""
+    """Of this package, of what the request path runs on, of Python, the kernel and fio."""
     found = {"python": platform.python_version(), "kernel": platform.release()}
     for name in _PACKAGES:
         try:
@@ -23,7 +25,20 @@ def versions() -> dict[str, str]:
         except PackageNotFoundError:
             found[name] = "not installed"
     found["native extension"] = native.described()
+    found["fio"] = _fio_version()
     return found
+
+
+def _fio_version() -> str:
+    """Of the baseline of `l2`, in its own words."""
+    path = fio.find()
+    if path is None:
+        return "not installed"
+    try:
+        said = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=10)
+    except (OSError, subprocess.TimeoutExpired):
+        return "does not say"
+    return said.stdout.strip() or "does not say"
 
 
 def machine() -> dict[str, Any]:

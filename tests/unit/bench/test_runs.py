@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from kvtier_agent.bench import machine
 
 SMALL = {
     "memory": ("--page-bytes", "64Ki", "--pages", 8, "--batch", 4),
@@ -64,12 +65,23 @@ def test_a_benchmark_answers_with_the_contract(
             assert result["ratio"] > 0
     assert done.json["settings"]["rounds"] == 2
     assert {"kvtier", "python", "kernel"} <= done.json["versions"].keys()
+    assert done.json["versions"]["fio"] == "not installed"
     assert {"cores", "load_average_before", "load_average_after"} <= done.json["machine"].keys()
     if name == "l2":
         assert "apt-get install fio" in results[0]["baseline_name"]
     left = [*Path("/dev/shm").glob("kvtier-bench-*"), *Path("/tmp").glob("kvtier-bench-*")]
     assert [one for one in left if f"-{_pid(done.err)}-" in one.name] == []
     assert list(tmp_path.glob("kvtier-bench-*")) == []
+
+
+def test_the_version_of_fio_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = tmp_path / "fio"
+    program.write_text("#!/bin/sh\necho fio-3.36\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert machine.versions()["fio"] == "fio-3.36"
+    program.unlink()
+    assert machine.versions()["fio"] == "not installed"
 
 
 def _pid(text: str) -> str:
