@@ -21,14 +21,14 @@ NAMES = {
     "memory": ["put", "get"],
     "lookup": ["roundtrip_1024", "roundtrip_1024_2_clients"],
     "l2": ["read", "write"],
-    "recovery": ["pages_1e3"],
+    "recovery": ["pages_1e3", "dram_pages_16384"],
     "endtoend": ["store", "retrieve"],
 }
 EXTRA = {
     "memory": {"cpu_seconds_per_gb", "p99_seconds"},
     "lookup": {"p99_seconds"},
     "l2": {"cpu_seconds_per_gb"},
-    "recovery": {"heap_bytes_per_page", "shared_bytes_per_page"},
+    "recovery": set(),
     "endtoend": {"p99_seconds"},
 }
 
@@ -67,6 +67,11 @@ def test_a_benchmark_answers_with_the_contract(
     assert {"kvtier", "python", "kernel"} <= done.json["versions"].keys()
     assert done.json["versions"]["fio"] == "not installed"
     assert {"cores", "load_average_before", "load_average_after"} <= done.json["machine"].keys()
+    if name == "recovery":
+        volume, dram = (result["extra"] for result in results)
+        assert {"heap_bytes_per_page", "shared_bytes_per_page"} <= volume.keys()
+        assert dram["pages_in_dram"] > 0
+        assert volume["log_bytes"] >= 0.1 * volume["checkpoint_bytes"] > 0
     if name == "l2":
         assert "apt-get install fio" in results[0]["baseline_name"]
     left = [*Path("/dev/shm").glob("kvtier-bench-*"), *Path("/tmp").glob("kvtier-bench-*")]
