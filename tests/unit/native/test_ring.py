@@ -119,6 +119,43 @@ def disjoint(rng: Any, n: int, pages: int, most: int) -> list[tuple[int, int]]:
     return [runs[i] for i in rng.permutation(n)]
 
 
+def test_no_more_bytes_are_in_flight_than_a_drive_may_have(harness_of_pipes: Any) -> None:
+    """Reads of empty pipes do not end: the kernel has as many as the bytes allow, and no more; when
+    one ends the next begins."""
+    harness, ends, numbers = harness_of_pipes
+    for i, number in enumerate(numbers):
+        harness.submit(row(operation=READ, file=number, offset=i * PAGE, length=PAGE, tag=i))
+    most = harness.ring.in_flight
+    until = time.monotonic() + 20
+    for done in range(len(numbers)):
+        while harness.ring.in_flight < min(3, len(numbers) - done):
+            assert time.monotonic() < until, "fewer are in flight than may be"
+            time.sleep(0.001)
+        for _ in range(20):
+            most = max(most, harness.ring.in_flight)
+            time.sleep(0.001)
+        os.write(ends[done], b"x" * PAGE)
+        while len(harness.results) <= done:
+            assert time.monotonic() < until, "a transfer never ended"
+            for tag, result in np.frombuffer(harness.ring.collect(), COMPLETION).tolist():
+                harness.results[tag] = result
+    assert most == 3
+    assert set(harness.results) == set(range(len(numbers)))
+
+
+@pytest.fixture
+def harness_of_pipes() -> Iterator[tuple[Harness, list[int], list[int]]]:
+    """A ring that may have 3 pages in flight, the writing ends of 8 pipes, and their numbers."""
+    harness = Harness(in_flight_bytes=3 * PAGE)
+    pipes = [os.pipe() for _ in range(8)]
+    yield harness, [end for _, end in pipes], [harness.ring.add_file(end) for end, _ in pipes]
+    for _, end in pipes:
+        os.close(end)
+    harness.ring.close(5)
+    for end, _ in pipes:
+        os.close(end)
+
+
 @pytest.mark.parametrize("pinned", [False, True], ids=["plain", "pinned"])
 @pytest.mark.parametrize(
     "settings",

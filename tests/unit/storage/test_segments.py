@@ -1,6 +1,7 @@
 """L2: what is written comes back, what is damaged does not, and limits are never passed."""
 
 import errno
+import fcntl
 import os
 
 import numpy as np
@@ -229,3 +230,19 @@ def test_the_bytes_of_all_segments_are_the_sum_of_what_each_takes(make_l2):
     one.l2.segments.pop(7)
     one.l2.withdraw({"data0"})
     assert one.l2.segment_bytes == summed() == 0
+
+
+def test_segments_bypass_the_page_cache_where_the_file_system_can(tmp_path):
+    """The kernel says so of the open file. Whether there is O_DIRECT at all is asked of it first."""
+    try:
+        os.close(os.open(tmp_path / "probe", os.O_RDWR | os.O_CREAT | os.O_DIRECT, 0o600))
+    except OSError:
+        pytest.skip("no O_DIRECT on the file system of the temporary folder")
+    path = tmp_path / "segment-00000000.kv"
+    for create in (True, False):
+        segment = Segment(path, 0, 4, 8192, FileIO(), create=create, generation=1)
+        try:
+            assert segment.direct
+            assert fcntl.fcntl(segment.fd, fcntl.F_GETFL) & os.O_DIRECT
+        finally:
+            segment.close()
