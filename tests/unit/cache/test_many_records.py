@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+import gc
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import numpy as np
 import pytest
+from kvtier_agent.bench.machine import heap_bytes
 from kvtier_agent.cache import adoption
 from kvtier_agent.cache.cache import Cache
 from kvtier_agent.cache.geometry import Geometry
@@ -16,6 +23,8 @@ from kvtier_agent.cache.words import has_repeats, take_records
 
 PAGE = 4096
 COUNT = 2 * AT_ONCE + 17
+MANY = 120_000
+"""Not just above a power of two, to which tables grow."""
 
 
 def some_records(count: int) -> np.ndarray:
@@ -57,6 +66,31 @@ def test_survivors_are_put_in_their_order() -> None:
     assert (parents[~held] == NO_ROW).all()
 
 
+def test_a_page_costs_at_most_100_bytes_of_heap_and_160_of_shared_memory(tmp_path: Path) -> None:
+    """Heap is what a process of its own took; what was laid out and never touched costs nothing."""
+    done = subprocess.run(
+        [sys.executable, __file__, str(tmp_path / "d.table")],
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    heap, shared = map(float, done.stdout.split())
+    assert heap <= 100
+    assert 128 <= shared <= 160
+
+
+def costs(path: Path) -> tuple[float, float]:
+    """Bytes a page, of heap and of the table's file, with pages that lie on a volume."""
+    records = some_records(MANY)
+    keys, parents = as_bytes_keys(records["key"]), as_bytes_keys(records["parent"])
+    slots = np.arange(MANY, dtype=np.uint32)
+    before = heap_bytes(os.getpid())
+    cache = Cache(PageTable(path, max_pages=1 << 17), Geometry.of_page_bytes(PAGE, 16))
+    room = Budgets(0, 0, MANY * cache.geometry.nvme_slot_bytes, ("data0",))
+    cache.reconfigure(0.0, Behaviour(), room, l2_slots=MANY)
+    assert cache.adopt(keys, parents, records["depth"], records["checksum"], slots).all()
+    gc.collect()
+    return (heap_bytes(os.getpid()) - before) / MANY, path.stat().st_blocks * 512 / MANY
+
+
 def test_pages_of_a_volume_are_taken_in_by_pieces() -> None:
     cache = Cache(PageTable(None, max_pages=1 << 17), Geometry.of_page_bytes(PAGE, 16))
     slots = COUNT + 100
@@ -74,3 +108,7 @@ def test_pages_of_a_volume_are_taken_in_by_pieces() -> None:
     assert (cache.table.seal[rows] == seals(take_records(cache.table.records, rows))).all()
     assert (cache.table.parent_row[rows[1:]] == rows[:-1]).all()
     check_books(cache)
+
+
+if __name__ == "__main__":
+    print(*costs(Path(sys.argv[1])))

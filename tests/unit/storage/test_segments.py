@@ -233,7 +233,7 @@ def test_the_bytes_of_all_segments_are_the_sum_of_what_each_takes(make_l2):
 
 
 def test_segments_bypass_the_page_cache_where_the_file_system_can(tmp_path):
-    """The kernel says so of the open file. Whether there is O_DIRECT at all is asked of it first."""
+    """The kernel says so of the open file."""
     try:
         os.close(os.open(tmp_path / "probe", os.O_RDWR | os.O_CREAT | os.O_DIRECT, 0o600))
     except OSError:
