@@ -29,6 +29,7 @@ SCRAPE_EVERY_SECONDS = 1.0
 REST_SECONDS = 120.0
 LEAST_TIMES = 3.5
 """What the drive takes that the writers have to get rid of, where they were asked for more."""
+NO_STORM = "that was no storm"
 MOST_OWN_BYTES = 64 * MIB
 """By which the agent's own memory may grow in a storm, beside its tiers."""
 
@@ -110,7 +111,7 @@ def storm(folder: Path, weather: Weather) -> Storm:
             if seen.times < min(LEAST_TIMES, 0.9 * weather.times):
                 seen.problems.append(
                     f"writers got rid of {seen.times:.2f} times what the drive takes, not of"
-                    f" {weather.times:g}: that was no storm"
+                    f" {weather.times:g}: {NO_STORM}"
                 )
         stats = _at_rest(client)
         seen.counters, seen.pages = stats["counters"], stats["pages"]
