@@ -325,7 +325,7 @@ class Flights:
             silent, reads = self._silent(drive, now)
             drive.stalls, drive.mute = silent > STALL_SECONDS, reads > STALL_SECONDS
             if drive.hangs(silent, now, HANG_SECONDS):
-                self._call_back(drive)
+                self._call_back(drive, now)
             if l2 is not None and self._rings.pin_more(drive, l2.slot_bytes):
                 self._next_look = 0.0  # the next piece in the next round: others want to go on
                 self._rings.stir()
@@ -343,15 +343,19 @@ class Flights:
                 max((drive.unanswered(*each, now) for each in reads), default=0.0),
             )
 
-    def _call_back(self, drive: DriveRing) -> None:
-        """What a drive that hangs has not begun ends now; the rest when the drive says so."""
+    def _call_back(self, drive: DriveRing, now: float) -> None:
+        """What a drive that hangs has not begun ends now; the rest when the drive says so. Reads
+        that go on while writes hang, or the other way round, are left alone."""
         log.warning(
             "a drive leaves transfers unanswered", volume=drive.volume.name,
             seconds=HANG_SECONDS, transfers=drive.waiting,
         )  # fmt: skip
         with self._lock:
-            drive.said = self._clock()
+            drive.said = now
             held = [(n, f) for n, f in self._flights.items() if f.waits_for(drive)]
+            waits = [(f.move.kind, f.submitted) for _, f in held]
+            hung = {each[0] for each in waits if drive.silent(*each, now) > HANG_SECONDS}
+            held = [(n, f) for n, f in held if f.move.kind in hung]
         for number, flight in held:
             which = flight.numbers().astype(np.uint64)
             drive.cancel((np.uint64(number) << PAGE_BITS) | which)
