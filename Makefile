@@ -71,8 +71,10 @@ test: lint tools  ## What a change must pass
 	$(PYTEST) -m "not slow and not vllm" $(ARGS)
 
 test-slow: setup tools $(VENV)-vllm/.stamp  ## Kill, image, outage and vLLM tests
-	$(SLOW) -m "slow and not vllm" $(ARGS)
-	$(VENV)-vllm/bin/python -m pytest --timeout 900 -m vllm tests/vllm $(ARGS)
+	red=0; \
+	$(SLOW) -m "slow and not vllm" $(ARGS) || red=1; \
+	$(VENV)-vllm/bin/python -m pytest --timeout 900 -m vllm tests/vllm $(ARGS) || red=1; \
+	exit $$red
 
 $(VENV)-vllm/.stamp: requirements/vllm.lock requirements/model.lock pyproject.toml | $(UV)
 	$(UV) venv --quiet --allow-existing --python $(PYTHON3) $(VENV)-vllm
