@@ -62,6 +62,7 @@ def process(seconds: float, seed: int, speed: float) -> int:
     print(
         f"agent: {seconds:.0f} s, {seen.requests} requests, {seen.hits} pages hit,"
         f" {seen.killed_clients} clients killed; resident memory {last[-1].resident / MIB:.1f} MiB,"
+        f" of it its own {last[-1].own / MIB:.1f},"
         f" drift {seen.drift:+.2%}; descriptors {max(x.descriptors for x in first)} ->"
         f" {max(x.descriptors for x in last)}"
     )
