@@ -6,7 +6,8 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from types import TracebackType
+from typing import Any, Self
 
 import numpy as np
 import xxhash
@@ -27,7 +28,8 @@ def page(i: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
 
 
 class Node:
-    """`core`: of the agent that runs, if one does. `io`: its system calls on volumes."""
+    """`core`: of the agent that runs, if one does. `io`: its system calls on volumes. Use as a
+    context manager: the last agent is ended."""
 
     def __init__(self, folder: Path, *, volumes: Sequence[str] = ("data0",)) -> None:
         self.folder = folder
@@ -38,6 +40,18 @@ class Node:
         self.core: Core | None = None
         for name in volumes:
             (folder / name).mkdir()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self.core is not None:
+            self.core.close()
 
     def start(self, l1: int = 100, l2: int = 0, maximum: int = 256, **options: Any) -> Core:
         """The next agent under a revision, with so many pages per tier. L0 is the engine's."""

@@ -45,10 +45,8 @@ def left(request: pytest.FixtureRequest) -> Path:
 
 @pytest.fixture
 def node(tmp_path: Path) -> Iterator[Node]:
-    made = Node(tmp_path)
-    yield made
-    if made.core is not None:
-        made.core.close()
+    with Node(tmp_path) as made:
+        yield made
 
 
 def unpack(archive: Path, folder: Path) -> None:

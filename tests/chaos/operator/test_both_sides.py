@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -34,25 +33,21 @@ def put_policy(kube: Kube, dram: str) -> None:
     )
 
 
-@pytest.fixture
-def agent_of(tmp_path: Path) -> Iterator[Callable[[Kube], AgentProcess]]:
-    """The agent of the node, started."""
-    made: list[AgentProcess] = []
-
-    def start(kube: Kube) -> AgentProcess:
-        options = ("--node-name", NODE, "--kubeconfig", str(kube.plane.kubeconfig))
-        made.append(AgentProcess(tmp_path, *options))
-        return made[-1].start()
-
-    yield start
-    for agent in made:
-        agent.__exit__(None, None, None)
+def dram_in_force(kube: Kube, agent: AgentProcess) -> int:
+    """Bytes of the tier in the agent, once both sides say that all is in force."""
+    served, node = kube.get("kvtierpolicies", "served"), kube.get("kvtiernodes", NODE)
+    told = served.get("status", {})
+    assert told["observedGeneration"] == served["metadata"]["generation"]
+    assert [c["status"] for c in told["conditions"] if c["type"] == "Ready"] == ["True"]
+    assert told["desiredRevision"] == node["status"]["revision"]
+    sizes = {t["name"]: int(t["capacityBytes"]) for t in agent.status()["tiers"]}
+    return sizes.get("dram", 0)
 
 
 @pytest.mark.parametrize("seconds", [3, pytest.param(60, marks=pytest.mark.slow)])
 @pytest.mark.timeout(400)
 def test_nobody_fails_and_both_sides_catch_up(
-    new_cluster: Any, new_operator: Any, agent_of: Any, seconds: int
+    new_cluster: Any, new_operator: Any, tmp_path: Path, seconds: int
 ) -> None:
     kube: Kube = new_cluster("outage")
     kube.apply(
@@ -60,20 +55,9 @@ def test_nobody_fails_and_both_sides_catch_up(
     )
     put_policy(kube, "16Mi")
     operator = new_operator(kube)
-    agent: AgentProcess = agent_of(kube).ready()
-
-    def dram() -> int:
-        """Bytes of the tier in the agent, once both sides say that all is in force."""
-        served, node = kube.get("kvtierpolicies", "served"), kube.get("kvtiernodes", NODE)
-        told = served.get("status", {})
-        assert told["observedGeneration"] == served["metadata"]["generation"]
-        assert [c["status"] for c in told["conditions"] if c["type"] == "Ready"] == ["True"]
-        assert told["desiredRevision"] == node["status"]["revision"]
-        sizes = {t["name"]: int(t["capacityBytes"]) for t in agent.status()["tiers"]}
-        return sizes.get("dram", 0)
-
-    with Traffic(agent) as traffic:
-        kube.eventually(lambda: dram() == 16 << 20, what="in force", timeout=60)
+    options = ("--node-name", NODE, "--kubeconfig", str(kube.plane.kubeconfig))
+    with AgentProcess(tmp_path, *options) as agent, Traffic(agent.ready()) as traffic:
+        kube.eventually(lambda: dram_in_force(kube, agent) == 16 << 20, what="in force", timeout=60)
         agent.until(lambda: traffic.loads > 50, "pages go in and out")
         # Whether the operator still passes this one on is left to chance: both must do.
         put_policy(kube, "20Mi")
@@ -87,7 +71,9 @@ def test_nobody_fails_and_both_sides_catch_up(
         assert operator.probe("/healthz")[0] == 200
         kube.plane.start_apiserver()
         put_policy(kube, "24Mi")
-        kube.eventually(lambda: dram() == 24 << 20, what="caught up", timeout=60)
+        kube.eventually(
+            lambda: dram_in_force(kube, agent) == 24 << 20, what="caught up", timeout=60
+        )
         kube.eventually(lambda: operator.probe("/readyz")[0] == 200, what="ready", timeout=30)
     assert (traffic.errors, traffic.wrong) == ([], 0)
     assert during > 20 * seconds

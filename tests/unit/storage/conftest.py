@@ -153,10 +153,8 @@ def make_l2(mount):
 @pytest.fixture
 def node(tmp_path: Path) -> Iterator[Node]:
     """Where agents follow upon each other; the last one is ended."""
-    made = Node(tmp_path)
-    yield made
-    if made.core is not None:
-        made.core.close()
+    with Node(tmp_path) as made:
+        yield made
 
 
 @pytest.fixture(params=["kill", "stop"])
