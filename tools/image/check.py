@@ -66,8 +66,8 @@ print("namespaces" if libc.unshare(0x10000000) == 0 else "no namespaces")
 # Runs inside the agent's image: does the extension run on its C library?
 _NATIVE_PROBE = """
 from kvtier_agent import native
-from kvtier_agent.storage.checksum import checksum
-assert checksum(b"") == 0x2D06800538D394C2
+from kvtier_agent.native import copier
+assert copier.checksum(b"") == 0x2D06800538D394C2
 print(native.WHY_NOT or f"native extension, {native.NATIVE.kernels()[-1]}")
 """
 

@@ -7,9 +7,6 @@ where the native extension is.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -19,9 +16,6 @@ ALGORITHM_XXH3_64 = 1
 """Of the page as a whole."""
 ALGORITHM_XXH3_64_UNITS = 2
 """Of the sums of the page's transfer units, which lie behind the header."""
-
-checksum: Callable[[Any], int] = copier.checksum
-"""Checksum of a buffer, as an unsigned integer."""
 
 
 def checksums(

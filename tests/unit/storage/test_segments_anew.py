@@ -6,8 +6,8 @@ import json
 import numpy as np
 import pytest
 from kvtier_agent.cache.moves import MoveStatus
+from kvtier_agent.native import copier
 from kvtier_agent.storage import recovery
-from kvtier_agent.storage.checksum import checksum
 from kvtier_agent.storage.journal import Journal
 from kvtier_agent.storage.segment import HEADER_BYTES, LAYOUT_VERSION, HeaderBlock, PageStamp
 
@@ -186,7 +186,7 @@ def test_a_folder_of_layout_1_is_a_cold_start_and_is_never_misread(make_l2, caps
     fields["key"], fields["parent"] = one.keys[3], one.keys[2]
     fields["fingerprint"] = np.frombuffer(one.l2.geometry.fingerprint, dtype=np.uint8)
     fields["length"], fields["checksum"], fields["sequence"] = 8192, one.sums[3], 1
-    fields["header_checksum"] = checksum(page[: LAYOUT_1.itemsize - 8])
+    fields["header_checksum"] = copier.checksum(page[: LAYOUT_1.itemsize - 8])
     page[HEADER_BYTES:] = one.arena[3]
     segment = one.folder / "segment-00000000.kv"
     segment.write_bytes(page.tobytes())

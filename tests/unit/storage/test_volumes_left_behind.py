@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from kvtier_agent.cache.geometry import Geometry
 from kvtier_agent.cache.settings import Behaviour, Budgets, CacheSettings
+from kvtier_agent.native import copier
 from kvtier_agent.storage import recovery
-from kvtier_agent.storage.checksum import checksum
 from kvtier_agent.storage.core import Core, CoreError, CoreSettings
 from kvtier_agent.storage.l2 import L2
 from kvtier_agent.storage.segment import PageStamp
@@ -33,7 +33,7 @@ def left_behind(mounts):
     recovery.recover(l2)
     one = np.zeros((1, 16), np.uint8)
     arena = np.zeros((1, 4096), np.uint8)
-    sums = np.array([checksum(arena[0])], np.uint64)
+    sums = np.array([copier.checksum(arena[0])], np.uint64)
     stamp = PageStamp(one, one, np.zeros(1, np.uint32), sums)
     assert l2.write(np.zeros(1, np.uint32), stamp, arena, np.zeros(1, np.uint32))[0][0] == 0
     l2.close()
